@@ -1,0 +1,46 @@
+"""`Arithmetic`: the rounding points that a kernel declares. What it does not declare takes the default.
+
+The default is the published table of docs/bounds.md: P and dS in the input dtype, float32
+accumulation, the hardware's exp2, round to nearest even. Looser arithmetic must be declared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+__all__ = ["DEFAULT", "Arithmetic"]
+
+Format = Literal["input", "float16", "bfloat16", "float32"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """Rounding points of one kernel.
+
+    Attributes:
+        p_dtype: Format that P is rounded to before P V; "input" is the dtype of q, k, v.
+        ds_dtype: Format that dS is rounded to before dS K and dS^T Q.
+        ds_scale: Whether softmax_scale is applied before or after the cast of dS; None: either.
+        prescaled: Which operand softmax_scale is folded into in the storage dtype, if any.
+        l_from_rounded_p: Whether the softmax denominator sums the rounded P.
+        exp2_ulps: Error of exp2 in units of 2^-24 relative (5: PTX's ex2.approx, 2 ulp).
+        block_n: Keys a block, if declared; None is taken as 16, the smallest.
+        accumulator: Format of the dot accumulators.
+        dq_atomics: Whether dQ is summed by atomic_add (in float32).
+        delta_from_stored_o: delta = sum(do * o) from the o in memory; False: from an unrounded o.
+    """
+
+    p_dtype: Format = "input"
+    ds_dtype: Format = "input"
+    ds_scale: Literal["before", "after"] | None = None
+    prescaled: Literal["q", "k"] | None = None
+    l_from_rounded_p: bool = False
+    exp2_ulps: float = 5.0
+    block_n: int | None = None
+    accumulator: Literal["float32"] = "float32"
+    dq_atomics: bool = False
+    delta_from_stored_o: bool = True
+
+
+DEFAULT = Arithmetic()

@@ -1,0 +1,91 @@
+"""`Capabilities`: what a kernel takes and what it promises. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Container
+
+from fa_verify.masks import Alignment
+from fa_verify.problem import DotPrecision, DType, Problem
+
+__all__ = ["Capabilities"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a kernel takes (a problem inside that raises is a failure) and what it promises.
+
+    Attributes:
+        dtypes: Storage dtypes of q, k, v.
+        dot_precisions: For float32 inputs.
+        head_dims: Of q and k.
+        head_dims_v: Of v; None: the same as head_dim of the problem.
+        alignments: Diagonals of causal and window masks that it knows; empty: no mask at all.
+        window: Sliding windows (left and right).
+        softcap: Logit softcap.
+        gqa: heads_kv < heads_q.
+        backward: Gradients.
+        layouts: Any strides; False: contiguous BHSD or BSHD with a contiguous head_dim only.
+        empty: seqlen_q = 0 and seqlen_k = 0.
+        accepts: A last word: the reason why a problem is not taken, or None.
+        deterministic: The same launch gives the same bits, in any program order.
+        batch_invariant: A sequence's bits do not depend on its batch mates.
+        empty_row_lse: lse of a fully masked row.
+        isolates_masked_nan: NaN at a key inside the sequence, hidden from a row, leaves the row alone.
+    """
+
+    dtypes: tuple[DType, ...] = ("float16", "bfloat16", "float32")
+    dot_precisions: tuple[DotPrecision, ...] = ("ieee",)
+    head_dims: Container[int] = range(1, 257)
+    head_dims_v: Container[int] | None = None
+    alignments: tuple[Alignment, ...] = ("bottom-right", "top-left")
+    window: bool = False
+    softcap: bool = False
+    gqa: bool = True
+    backward: bool = True
+    layouts: bool = True
+    empty: bool = True
+    accepts: Callable[[Problem], str | None] | None = None
+    deterministic: bool = False
+    batch_invariant: bool = False
+    empty_row_lse: float = -math.inf
+    isolates_masked_nan: bool = False
+
+    def reason_against(self, problem: Problem) -> str | None:
+        """Why the kernel does not take the problem, or None when it does."""
+        mask = problem.mask
+        layouts = (problem.layout_q, problem.layout_k, problem.layout_v, problem.layout_do)
+        head_dim_v_fits = (
+            problem.head_dim_v == problem.head_dim
+            if self.head_dims_v is None
+            else problem.head_dim_v in self.head_dims_v
+        )
+        refusals = (
+            (problem.dtype not in self.dtypes, f"dtype={problem.dtype}"),
+            (
+                problem.dtype == "float32" and problem.dot_precision not in self.dot_precisions,
+                f"dot_precision={problem.dot_precision}",
+            ),
+            (problem.head_dim not in self.head_dims, f"head_dim={problem.head_dim}"),
+            (not head_dim_v_fits, f"head_dim_v={problem.head_dim_v}"),
+            (
+                mask.hides_anything and mask.alignment not in self.alignments,
+                f"mask alignment={mask.alignment}",
+            ),
+            (
+                (mask.window_left is not None or mask.window_right is not None) and not self.window,
+                "sliding window",
+            ),
+            (problem.softcap > 0 and not self.softcap, "softcap"),
+            (problem.group > 1 and not self.gqa, f"group={problem.group}"),
+            (min(problem.seqlen_q, problem.seqlen_k) == 0 and not self.empty, "an empty sequence"),
+            (
+                not self.layouts and any(str(layout) not in ("bhsd", "bshd") for layout in layouts),
+                "strided layouts",
+            ),
+        )
+        for refused, reason in refusals:
+            if refused:
+                return reason
+        return self.accepts(problem) if self.accepts else None

@@ -1,0 +1,17 @@
+"""Errors that mean the harness was misused. A wrong kernel is data, never an exception of ours."""
+
+from __future__ import annotations
+
+__all__ = ["InvalidInputError", "KernelLoadError", "UnsupportedProblemError"]
+
+
+class InvalidInputError(ValueError):
+    """A value handed to the harness breaks a rule. The message gives name=value, the rule, what to do."""
+
+
+class KernelLoadError(Exception):
+    """A kernel target could not be found or imported."""
+
+
+class UnsupportedProblemError(Exception):
+    """Raised by a kernel's launcher for a problem that it does not take; the verdict is `unsupported`."""

@@ -1,0 +1,78 @@
+"""`Kernel`: an attention kernel as the harness sees it, and the two records that it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from fa_verify.arithmetic import DEFAULT, Arithmetic
+from fa_verify.capabilities import Capabilities
+from fa_verify.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Grads", "Kernel", "Outputs"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a forward pass returns.
+
+    Attributes:
+        o: (batch, heads_q, seqlen_q, head_dim_v), any strides, the input dtype.
+        lse: (batch, heads_q, seqlen_q) float32 natural logarithm, or None if not exposed.
+        saved: Whatever the backward wants handed back (workspaces, q pre-scaled, ...).
+    """
+
+    o: Tensor
+    lse: Tensor | None = None
+    saved: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grads:
+    """What a backward pass returns, shaped as q, k, v."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One attention kernel under test.
+
+    Attributes:
+        name: Shown in tables and replay lines.
+        forward: ``forward(problem, q, k, v) -> Outputs``; q, k, v are logical (batch, heads,
+            seqlen, head_dim) strided views and must come back unmodified.
+        backward: ``backward(problem, q, k, v, outputs, do) -> Grads``, or "autograd" when o has a
+            grad_fn, or None.
+        capabilities: What it takes. None: undeclared; a clear raise is then `unsupported`.
+        arithmetic: Its rounding points.
+        layout: "bhsd", or "bshd" to be handed transposed views (no copy) and to return such.
+        source: ``target`` string and source hash, filled in by the loader.
+
+    Raises:
+        InvalidInputError: backward or layout is none of the above.
+    """
+
+    name: str
+    forward: Callable[..., Outputs]
+    backward: Callable[..., Grads] | Literal["autograd"] | None = None
+    capabilities: Capabilities | None = None
+    arithmetic: Arithmetic = DEFAULT
+    layout: Literal["bhsd", "bshd"] = "bhsd"
+    target: str = ""
+    source_hash: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject what cannot be run."""
+        if not (self.backward is None or self.backward == "autograd" or callable(self.backward)):
+            msg = f"backward={self.backward!r}: a function, 'autograd' or None"
+            raise InvalidInputError(msg)
+        if self.layout not in ("bhsd", "bshd"):
+            msg = f"layout={self.layout!r}: must be 'bhsd' or 'bshd'"
+            raise InvalidInputError(msg)

@@ -1,0 +1,125 @@
+"""`Problem`: one attention problem without data. Frozen, validated, hashable; no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from fa_verify.errors import InvalidInputError
+from fa_verify.layouts import BHSD, Layout
+from fa_verify.masks import FULL, Mask
+
+__all__ = ["DotPrecision", "DType", "Problem"]
+
+DType = Literal["float16", "bfloat16", "float32"]
+DotPrecision = Literal["ieee", "tf32", "tf32x3"]
+
+_DTYPES = ("float16", "bfloat16", "float32")
+_DOT_PRECISIONS = ("ieee", "tf32", "tf32x3")
+_MAX_HEAD_DIM = 256
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """``o = softmax(softcap(softmax_scale * q k^T) + mask) v`` for one set of shapes.
+
+    Attributes:
+        batch: Sequences, at least 1.
+        heads_q: Query heads, a multiple of heads_kv.
+        heads_kv: Key and value heads (equal: MHA; fewer: GQA; one: MQA).
+        seqlen_q: Queries a sequence; 0 is legal.
+        seqlen_k: Keys a sequence; 0 is legal (every row is then fully masked).
+        head_dim: Of q and k, 1 to 256.
+        head_dim_v: Of v and o, 1 to 256.
+        dtype: Of q, k, v, o and their gradients.
+        dot_precision: What a float32 kernel is asked to use in its dots; "ieee" otherwise.
+        mask: Who sees whom.
+        softmax_scale: Factor of the logits; None means 1/sqrt(head_dim). Any finite float.
+        softcap: c > 0 maps a logit x to c*tanh(x/c) after scaling; 0 means none.
+        layout_q: Memory layout of q; likewise layout_k, layout_v, layout_do.
+
+    Raises:
+        InvalidInputError: A field breaks its rule.
+    """
+
+    batch: int = 1
+    heads_q: int = 1
+    heads_kv: int = 1
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    head_dim_v: int
+    dtype: DType = "float16"
+    dot_precision: DotPrecision = "ieee"
+    mask: Mask = FULL
+    softmax_scale: float | None = None
+    softcap: float = 0.0
+    layout_q: Layout = BHSD
+    layout_k: Layout = BHSD
+    layout_v: Layout = BHSD
+    layout_do: Layout = BHSD
+
+    def __post_init__(self) -> None:
+        """Reject problems that mean nothing."""
+        for name, least in (("batch", 1), ("heads_q", 1), ("heads_kv", 1), ("seqlen_q", 0), ("seqlen_k", 0)):
+            if getattr(self, name) < least:
+                msg = f"{name}={getattr(self, name)}: must be at least {least}"
+                raise InvalidInputError(msg)
+        for name in ("head_dim", "head_dim_v"):
+            if not 1 <= getattr(self, name) <= _MAX_HEAD_DIM:
+                msg = f"{name}={getattr(self, name)}: must be 1 to {_MAX_HEAD_DIM}"
+                raise InvalidInputError(msg)
+        if self.heads_q % self.heads_kv:
+            msg = f"heads_q={self.heads_q}: must be a multiple of heads_kv={self.heads_kv}"
+            raise InvalidInputError(msg)
+        if self.dtype not in _DTYPES:
+            msg = f"dtype={self.dtype!r}: must be one of {', '.join(_DTYPES)}"
+            raise InvalidInputError(msg)
+        if self.dot_precision not in _DOT_PRECISIONS:
+            msg = f"dot_precision={self.dot_precision!r}: must be one of {', '.join(_DOT_PRECISIONS)}"
+            raise InvalidInputError(msg)
+        if self.dot_precision != "ieee" and self.dtype != "float32":
+            msg = f"dot_precision={self.dot_precision!r}: only float32 has a choice, dtype={self.dtype!r} takes 'ieee'"
+            raise InvalidInputError(msg)
+        if self.softmax_scale is not None and not math.isfinite(self.softmax_scale):
+            msg = f"softmax_scale={self.softmax_scale}: must be finite, or None for 1/sqrt(head_dim)"
+            raise InvalidInputError(msg)
+        if not (math.isfinite(self.softcap) and self.softcap >= 0):
+            msg = f"softcap={self.softcap}: must be finite and at least 0 (0: none)"
+            raise InvalidInputError(msg)
+
+    @property
+    def scale(self) -> float:
+        """The softmax scale in force."""
+        return 1.0 / math.sqrt(self.head_dim) if self.softmax_scale is None else self.softmax_scale
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.heads_q // self.heads_kv
+
+    @property
+    def shape_q(self) -> tuple[int, int, int, int]:
+        """Shape of q and dq."""
+        return self.batch, self.heads_q, self.seqlen_q, self.head_dim
+
+    @property
+    def shape_k(self) -> tuple[int, int, int, int]:
+        """Shape of k and dk."""
+        return self.batch, self.heads_kv, self.seqlen_k, self.head_dim
+
+    @property
+    def shape_v(self) -> tuple[int, int, int, int]:
+        """Shape of v and dv."""
+        return self.batch, self.heads_kv, self.seqlen_k, self.head_dim_v
+
+    @property
+    def shape_o(self) -> tuple[int, int, int, int]:
+        """Shape of o and do."""
+        return self.batch, self.heads_q, self.seqlen_q, self.head_dim_v
+
+    @property
+    def shape_lse(self) -> tuple[int, int, int]:
+        """Shape of lse and delta."""
+        return self.batch, self.heads_q, self.seqlen_q

@@ -1,0 +1,197 @@
+"""`Case`: a problem, a value family and a seed. It never holds elements, and it is one line of text."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+
+from fa_verify.errors import InvalidInputError
+from fa_verify.layouts import Layout
+from fa_verify.masks import Mask
+from fa_verify.problem import Problem
+from fa_verify.values import DO_FAMILIES, QK_FAMILIES, V_FAMILIES
+
+__all__ = ["Case", "Values"]
+
+_LAYOUTS = {"q": "layout_q", "k": "layout_k", "v": "layout_v", "do": "layout_do"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """Which family each tensor's elements come from (`fa_verify.values` holds them).
+
+    Attributes:
+        qk: Family of the pair q, k: it decides what the logits look like.
+        v: Family of v.
+        do: Family of do.
+        logits: Factor applied to q after the family, 1 to 100 as a rule.
+
+    Raises:
+        InvalidInputError: A family is unknown, or the factor is not finite and positive.
+    """
+
+    qk: str = "normal"
+    v: str = "normal"
+    do: str = "normal"
+    logits: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Reject unknown families."""
+        for name, known in (("qk", QK_FAMILIES), ("v", V_FAMILIES), ("do", DO_FAMILIES)):
+            if getattr(self, name) not in known:
+                msg = f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}"
+                raise InvalidInputError(msg)
+        if not (math.isfinite(self.logits) and self.logits > 0):
+            msg = f"logits={self.logits}: a factor must be finite and above 0"
+            raise InvalidInputError(msg)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One test: what to compute, on which values, forward only or backward too.
+
+    ``str(case)`` is one line that `parse` reads back; defaults are left out.
+
+    >>> from fa_verify.masks import Mask
+    >>> problem = Problem(seqlen_q=3, seqlen_k=5, head_dim=80, head_dim_v=80, mask=Mask(causal=True))
+    >>> str(Case(problem=problem, seed=7))
+    'pass=fwd s=3x5 d=80 dtype=float16 mask=causal seed=7'
+    """
+
+    problem: Problem
+    values: Values = Values()
+    seed: int = 0
+    backward: bool = False
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits of the content's hash."""
+        return hashlib.sha256(str(self).encode()).hexdigest()[:12]
+
+    def __str__(self) -> str:
+        """The case on one line."""
+        p, default = self.problem, Values()
+        parts = [f"pass={'bwd' if self.backward else 'fwd'}"]
+        if p.batch != 1:
+            parts.append(f"b={p.batch}")
+        if (p.heads_q, p.heads_kv) != (1, 1):
+            parts.append(f"h={p.heads_q}/{p.heads_kv}")
+        parts.append(f"s={p.seqlen_q}x{p.seqlen_k}")
+        parts.append(f"d={p.head_dim}" + (f"/{p.head_dim_v}" if p.head_dim_v != p.head_dim else ""))
+        parts.append(f"dtype={p.dtype}")
+        if p.dot_precision != "ieee":
+            parts.append(f"dot={p.dot_precision}")
+        if p.mask != Mask():
+            parts.append(f"mask={_mask_text(p.mask)}")
+        if p.softmax_scale is not None:
+            parts.append(f"scale={p.softmax_scale!r}")
+        if p.softcap:
+            parts.append(f"cap={p.softcap!r}")
+        for key, field in _LAYOUTS.items():
+            if getattr(p, field) != Layout():
+                parts.append(f"{key}={getattr(p, field)}")
+        for key in ("qk", "v", "do", "logits"):
+            value = getattr(self.values, key)
+            if value != getattr(default, key):
+                parts.append(f"{key}.values={value}" if key != "logits" else f"logits={value!r}")
+        parts.append(f"seed={self.seed}")
+        return " ".join(parts)
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Read a case from its line. Nothing in the text is executed.
+
+        Raises:
+            InvalidInputError: A token is malformed, unknown, repeated or missing.
+        """
+        tokens: dict[str, str] = {}
+        for token in text.split():
+            key, sep, value = token.partition("=")
+            if not sep or key not in _KEYS or key in tokens:
+                msg = f"token={token!r}: a case is KEY=VALUE once each, keys {', '.join(_KEYS)}"
+                raise InvalidInputError(msg)
+            tokens[key] = value
+        try:
+            return cls._from_tokens(tokens)
+        except (KeyError, ValueError) as error:
+            if isinstance(error, InvalidInputError):
+                raise
+            msg = f"case={text!r}: cannot be read ({error!r}); copy the whole replay line"
+            raise InvalidInputError(msg) from error
+
+    @classmethod
+    def _from_tokens(cls, tokens: dict[str, str]) -> Case:
+        heads_q, heads_kv = _pair(tokens.get("h", "1"), "/")
+        seqlen_q, seqlen_k = _pair(tokens["s"], "x")
+        head_dim, head_dim_v = _pair(tokens["d"], "/")
+        if tokens["pass"] not in ("fwd", "bwd"):
+            msg = f"pass={tokens['pass']!r}: must be fwd or bwd"
+            raise InvalidInputError(msg)
+        problem = Problem(
+            batch=int(tokens.get("b", "1")),
+            heads_q=heads_q,
+            heads_kv=heads_kv,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            dtype=tokens["dtype"],  # type: ignore[arg-type]  # Problem validates it
+            dot_precision=tokens.get("dot", "ieee"),  # type: ignore[arg-type]
+            mask=_parse_mask(tokens["mask"]) if "mask" in tokens else Mask(),
+            softmax_scale=float(tokens["scale"]) if "scale" in tokens else None,
+            softcap=float(tokens.get("cap", "0")),
+            **{field: Layout.parse(tokens[key]) for key, field in _LAYOUTS.items() if key in tokens},  # type: ignore[arg-type]
+        )
+        values = Values(
+            **{key: tokens[f"{key}.values"] for key in ("qk", "v", "do") if f"{key}.values" in tokens},
+            logits=float(tokens.get("logits", "1")),
+        )
+        return cls(
+            problem=problem,
+            values=values,
+            seed=int(tokens["seed"]),
+            backward=tokens["pass"] == "bwd",
+        )
+
+
+_KEYS = (
+    *("pass", "b", "h", "s", "d", "dtype", "dot", "mask", "scale", "cap"),
+    *_LAYOUTS,
+    *("qk.values", "v.values", "do.values", "logits", "seed"),
+)
+
+
+def _pair(text: str, separator: str) -> tuple[int, int]:
+    first, _, second = text.partition(separator)
+    return int(first), int(second or first)
+
+
+def _mask_text(mask: Mask) -> str:
+    parts = ["causal"] if mask.causal else []
+    parts += [f"l{mask.window_left}"] if mask.window_left is not None else []
+    parts += [f"r{mask.window_right}"] if mask.window_right is not None else []
+    parts += ["topleft"] if mask.alignment == "top-left" else []
+    return ".".join(parts)
+
+
+def _parse_mask(text: str) -> Mask:
+    causal, left, right, top_left = False, None, None, False
+    for part in text.split("."):
+        if part == "causal":
+            causal = True
+        elif part == "topleft":
+            top_left = True
+        elif part[:1] == "l":
+            left = int(part[1:])
+        elif part[:1] == "r":
+            right = int(part[1:])
+        else:
+            msg = f"mask={text!r}: parts are causal, lN, rN, topleft, joined by '.'"
+            raise InvalidInputError(msg)
+    return Mask(
+        causal=causal,
+        window_left=left,
+        window_right=right,
+        alignment="top-left" if top_left else "bottom-right",
+    )

@@ -1,0 +1,162 @@
+"""Records in JSON Lines: one line a case, written as it comes, so that a kill loses nothing.
+
+Reading a record never executes code: msgspec decodes into the types below and refuses the rest.
+No torch, no Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from fa_verify.errors import InvalidInputError
+
+__all__ = ["CaseRecord", "End", "FailureRecord", "Start", "TensorStats", "Writer", "read"]
+
+
+class TensorStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How one tensor compares with float64 and its bound.
+
+    Attributes:
+        elements: How many.
+        inconclusive: Elements for which the bound says nothing.
+        ratio: Largest err/bound under the deterministic bound; above 1 is a failure. JSON has no
+            inf: a NaN or inf where a number is due counts as the largest float.
+        ratio_prob: Largest err/bound under the probabilistic bound.
+        ratio_median: Median err/bound (deterministic) over elements with a bound.
+        ulp: Largest error in ulps of the output format at the reference.
+        bias: Mean signed err/bound.
+        rule_2x: Error over flash-attn's allowance (twice that of a half-precision PyTorch), for
+            readers who know that rule; None when not computed.
+        worst: Index of the worst element.
+    """
+
+    elements: int
+    inconclusive: int = 0
+    ratio: float = 0.0
+    ratio_prob: float = 0.0
+    ratio_median: float = 0.0
+    ulp: float = 0.0
+    bias: float = 0.0
+    rule_2x: float | None = None
+    worst: tuple[int, ...] = ()
+
+
+class FailureRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`fa_verify.verdict.Failure` on disk."""
+
+    check: str
+    title: str
+    message: str
+    tensor: str = ""
+    diagnosis: str = ""
+    location: str = ""
+    source: str = ""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """The first line of a run: what ran, where, and what would repeat it."""
+
+    version: str
+    command: str
+    seed: int
+    backend: str
+    device: str
+    python: str
+    torch: str
+    triton: str
+    platform: str
+    started: str
+    targets: tuple[str, ...]
+    false_alarm: float = 0.0  # probability that a whole run of right kernels has a failure
+
+
+class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag="case"):
+    """One kernel on one case.
+
+    Attributes:
+        kernel: Its name; target: ``file.py:name``; source_hash: of the file.
+        case: The case's line (`fa_verify.case.Case.parse` reads it).
+        setup: backend, pinned configuration, schedule and float model on one line.
+        verdict: A `fa_verify.verdict.Verdict`.
+        reason: Why it is unsupported, inconclusive or an error; "" otherwise.
+        tensors: Statistics of o, lse, dq, dk, dv as far as computed.
+        failures: What is wrong, empty unless verdict is "fail".
+        shrunk: The smallest case found that still fails, "" if none was sought.
+        replay: The command that reproduces it.
+        seconds: Seconds by stage: kernel, judge, checks.
+        configs: How many configurations the kernel offers.
+    """
+
+    kernel: str
+    target: str
+    source_hash: str
+    case: str
+    setup: str
+    verdict: str
+    reason: str = ""
+    tensors: dict[str, TensorStats] = {}
+    failures: tuple[FailureRecord, ...] = ()
+    shrunk: str = ""
+    replay: str = ""
+    seconds: dict[str, float] = {}
+    checks: tuple[str, ...] = ()
+    configs: int = 1
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+    """The last line: absent when the run was killed."""
+
+    seconds: float
+    cases: int
+    exit_code: int
+
+
+Line = Start | CaseRecord | End
+
+
+class Writer:
+    """Appends lines to a file, each flushed at once."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file for appending; its folder is made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = path.open("ab")
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, line: Line) -> None:
+        """Write one line and flush it."""
+        self._file.write(self._encoder.encode(line) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[Line]:
+    """The lines of a file; a torn last line (the run was killed while writing) is left out.
+
+    Raises:
+        InvalidInputError: The file is missing or a line is not a record.
+    """
+    decoder = msgspec.json.Decoder(Line)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        msg = f"record={str(path)!r}: cannot be read ({error.strerror}); give a .jsonl file of a run"
+        raise InvalidInputError(msg) from error
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield decoder.decode(line)
+        except msgspec.DecodeError as error:
+            if number == len(lines):
+                return
+            msg = f"record={str(path)!r} line {number}: not a record of this version ({error})"
+            raise InvalidInputError(msg) from error

@@ -1,0 +1,1 @@
+"""Where kernels run: `cpu` over `fa_verify.ttir`, and `cuda`."""

@@ -1,0 +1,148 @@
+"""What a backend is: it runs a kernel on inputs and says what it saw. It judges nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Protocol
+
+from fa_verify.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fa_verify.inputs import Inputs
+    from fa_verify.kernel import Grads, Kernel, Outputs
+    from fa_verify.problem import Problem
+
+__all__ = ["Backend", "Execution", "Incident", "Setup"]
+
+_KEYS = ("backend", "config", "schedule", "float")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How a kernel is run: all that replay needs beside the kernel and the case.
+
+    Attributes:
+        backend: "cpu" (TTIR on the CPU) or "cuda".
+        config: Index of the pinned autotune configuration, modulo how many there are.
+        schedule: Order of the programs: "forward", "reverse" or "shuffled:SEED" (CPU only).
+        float_model: Name of the CPU executor's float model; "hardware" on CUDA.
+
+    >>> Setup.parse("backend=cpu config=3") == Setup(config=3)
+    True
+    """
+
+    backend: str = "cpu"
+    config: int = 0
+    schedule: str = "forward"
+    float_model: str = "hopper"
+
+    def __str__(self) -> str:
+        """The text that `parse` reads."""
+        return (
+            f"backend={self.backend} config={self.config} "
+            f"schedule={self.schedule} float={self.float_model}"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Setup:
+        """Read the text form.
+
+        Raises:
+            InvalidInputError: A token is malformed, unknown or out of range.
+        """
+        tokens = dict(token.partition("=")[::2] for token in text.split())
+        if set(tokens) - set(_KEYS):
+            msg = f"setup={text!r}: keys are {', '.join(_KEYS)}"
+            raise InvalidInputError(msg)
+        default = cls()
+        schedule = tokens.get("schedule", default.schedule)
+        name, _, seed = schedule.partition(":")
+        valid = (name in ("forward", "reverse") and not seed) or (name == "shuffled" and seed.isdecimal())
+        if not valid:
+            msg = f"schedule={schedule!r}: must be forward, reverse or shuffled:SEED"
+            raise InvalidInputError(msg)
+        if tokens.get("backend", "cpu") not in ("cpu", "cuda"):
+            msg = f"backend={tokens['backend']!r}: must be cpu or cuda"
+            raise InvalidInputError(msg)
+        if not tokens.get("config", "0").isdecimal():
+            msg = f"config={tokens['config']!r}: must be an index from 0"
+            raise InvalidInputError(msg)
+        return cls(
+            backend=tokens.get("backend", default.backend),
+            config=int(tokens.get("config", "0")),
+            schedule=schedule,
+            float_model=tokens.get("float", default.float_model),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A forbidden access, or another fault that a backend saw while the kernel ran.
+
+    Attributes:
+        kind: "out-of-bounds-read", "out-of-bounds-write", "uninitialised-read", "race", ...
+        kernel: The Triton function's name; file, line, source: where in it.
+        argument: The kernel parameter through which the access went.
+        program_id: The first program that did it.
+        coordinates: Element coordinates in the argument's own shape, if they mean anything.
+        offset: Elements from the argument's first one.
+        count: How many lanes in all.
+        detail: A sentence.
+    """
+
+    kind: str
+    kernel: str
+    file: str
+    line: int
+    source: str
+    argument: str
+    program_id: tuple[int, int, int]
+    coordinates: tuple[int, ...] | None
+    offset: int
+    count: int
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """What one run of forward (and backward) did.
+
+    Attributes:
+        outputs: The forward's result; None when it raised.
+        grads: The backward's result; None when it raised or was not asked for.
+        incidents: Faults seen, at most some dozens, each with its count.
+        unwritten: For o, lse, dq, dk, dv: bool, the tensor's shape, True where nobody wrote. Only
+            tensors with such elements are listed.
+        error: "Type: message" of an exception, "" if none; a "\\n"-separated traceback follows.
+        error_kind: "" | "unsupported" (UnsupportedProblemError, or an op that cannot be run) |
+            "raised" | "timeout".
+        stage: "forward" or "backward": where the error arose.
+        config: Text of the pinned autotune configurations, for people.
+        configs: How many configurations the kernel offers (the largest count of its functions).
+        seconds: Wall-clock seconds of forward and backward together.
+    """
+
+    outputs: Outputs | None = None
+    grads: Grads | None = None
+    incidents: tuple[Incident, ...] = ()
+    unwritten: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    error: str = ""
+    error_kind: str = ""
+    stage: str = ""
+    config: str = ""
+    configs: int = 1
+    seconds: float = 0.0
+
+
+class Backend(Protocol):
+    """Runs kernels. Two exist: `cpu` over `fa_verify.ttir`, and `cuda`."""
+
+    device: str
+
+    def run(
+        self, kernel: Kernel, problem: Problem, inputs: Inputs, setup: Setup, *, backward: bool
+    ) -> Execution:
+        """Run the kernel; an exception that it raises is part of the answer, never propagated."""
+        ...

@@ -14,7 +14,7 @@ import msgspec
 
 from fa_verify.errors import InvalidInputError
 
-__all__ = ["CaseRecord", "End", "FailureRecord", "Start", "TensorStats", "Writer", "read"]
+__all__ = ["CaseRecord", "End", "FailureRecord", "Shrunk", "Start", "TensorStats", "Writer", "read"]
 
 
 class TensorStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,6 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag="case"):
         reason: Why it is unsupported, inconclusive or an error; "" otherwise.
         tensors: Statistics of o, lse, dq, dk, dv as far as computed.
         failures: What is wrong, empty unless verdict is "fail".
-        shrunk: The smallest case found that still fails, "" if none was sought.
         replay: The command that reproduces it.
         seconds: Seconds by stage: kernel, judge, checks.
         configs: How many configurations the kernel offers.
@@ -100,11 +99,17 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag="case"):
     reason: str = ""
     tensors: dict[str, TensorStats] = {}
     failures: tuple[FailureRecord, ...] = ()
-    shrunk: str = ""
     replay: str = ""
     seconds: dict[str, float] = {}
     checks: tuple[str, ...] = ()
     configs: int = 1
+
+
+class Shrunk(msgspec.Struct, frozen=True, kw_only=True, tag="shrunk"):
+    """A failure made small: the record of the smallest case found, and the case that it came from."""
+
+    original: str
+    record: CaseRecord
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
@@ -115,7 +120,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     exit_code: int
 
 
-Line = Start | CaseRecord | End
+Line = Start | CaseRecord | Shrunk | End
 
 
 class Writer:

@@ -1,0 +1,114 @@
+"""Calls a kernel's forward and backward on inputs, and catches what they raise."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fa_verify.errors import UnsupportedProblemError
+from fa_verify.kernel import Grads, Outputs
+
+if TYPE_CHECKING:
+    from fa_verify.inputs import Inputs
+    from fa_verify.kernel import Kernel
+    from fa_verify.problem import Problem
+
+__all__ = ["Called", "call"]
+
+
+@dataclasses.dataclass(slots=True)
+class Called:
+    """The results and, if any, the exception and the stage in which it arose."""
+
+    outputs: Outputs | None = None
+    grads: Grads | None = None
+    error: str = ""
+    error_kind: str = ""
+    stage: str = ""
+
+
+def call(
+    kernel: Kernel,
+    problem: Problem,
+    inputs: Inputs,
+    *,
+    backward: bool,
+    unsupported: tuple[type[BaseException], ...] = (),
+    timeout: tuple[type[BaseException], ...] = (),
+) -> Called:
+    """Run the kernel. Exceptions of the kernel become data; KeyboardInterrupt passes.
+
+    Args:
+        kernel: The kernel.
+        problem: The problem.
+        inputs: q, k, v and, for the backward, do.
+        backward: Whether gradients are wanted.
+        unsupported: Exceptions that mean that the backend cannot run it.
+        timeout: Exceptions that mean that time ran out.
+    """
+    called = Called(stage="forward")
+    autograd = backward and kernel.backward == "autograd"
+    tensors = [inputs.q, inputs.k, inputs.v]
+    if kernel.layout == "bshd":
+        tensors = [x.transpose(1, 2) for x in tensors]
+    if autograd:
+        tensors = [x.detach().requires_grad_() for x in tensors]
+    try:
+        outputs = kernel.forward(problem, *tensors)
+        if not isinstance(outputs, Outputs) or not isinstance(outputs.o, torch.Tensor):
+            msg = f"forward returned {type(outputs).__name__}: it must return Outputs(o, lse=None)"
+            raise TypeError(msg)  # noqa: TRY301 - reported like any other fault of the kernel
+        called.outputs = _logical(kernel, outputs)
+        if not backward:
+            return called
+        called.stage = "backward"
+        do = inputs.do
+        assert do is not None  # noqa: S101 - materialise gives one whenever backward is asked
+        if autograd:
+            called.grads = _autograd(kernel, outputs, tensors, do)
+        elif callable(kernel.backward):
+            shown = do.transpose(1, 2) if kernel.layout == "bshd" else do
+            grads = kernel.backward(problem, *tensors, outputs, shown)
+            called.grads = Grads(*(_bhsd(kernel, x) for x in (grads.dq, grads.dk, grads.dv)))
+        else:
+            msg = "the kernel has no backward"
+            raise UnsupportedProblemError(msg)  # noqa: TRY301
+    except unsupported as error:
+        called.error_kind, called.error = "unsupported", _text(error)
+    except timeout as error:
+        called.error_kind, called.error = "timeout", _text(error)
+    except UnsupportedProblemError as error:
+        called.error_kind, called.error = "unsupported", _text(error)
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises is part of the verdict
+        called.error_kind, called.error = "raised", _text(error)
+    return called
+
+
+def _autograd(kernel: Kernel, outputs: Outputs, tensors: list[Any], do: torch.Tensor) -> Grads:
+    if outputs.o.grad_fn is None:
+        msg = "o has no grad_fn: the function is not differentiable"
+        raise UnsupportedProblemError(msg)
+    shown = do.transpose(1, 2) if kernel.layout == "bshd" else do
+    dq, dk, dv = torch.autograd.grad(outputs.o, tensors, shown)
+    return Grads(*(_bhsd(kernel, x) for x in (dq, dk, dv)))
+
+
+def _logical(kernel: Kernel, outputs: Outputs) -> Outputs:
+    return Outputs(
+        _bhsd(kernel, outputs.o.detach()),
+        None if outputs.lse is None else outputs.lse.detach(),
+        outputs.saved,
+    )
+
+
+def _bhsd(kernel: Kernel, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(1, 2) if kernel.layout == "bshd" else tensor
+
+
+def _text(error: BaseException) -> str:
+    head = f"{type(error).__name__}: {error}".strip()
+    frames = "".join(traceback.format_exception(error)[-6:])
+    return f"{head}\n{frames}"

@@ -1,0 +1,111 @@
+"""The CPU backend: Triton's own IR, executed by `fa_verify.ttir`, which watches every access."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+from fa_verify import ttir
+from fa_verify.backends.base import Execution, Incident, Setup
+from fa_verify.backends.call import call
+from fa_verify.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fa_verify.inputs import Inputs
+    from fa_verify.kernel import Kernel
+    from fa_verify.problem import Problem
+
+__all__ = ["CpuBackend"]
+
+FLOAT_MODELS = {
+    "hopper": ttir.FloatModel(),
+    "tf32-rna": ttir.FloatModel(name="tf32-rna", tf32="nearest_away"),
+}
+
+
+class CpuBackend:
+    """Runs kernels on CPU tensors, all program instances in lockstep.
+
+    Attributes:
+        device: "cpu".
+    """
+
+    device = "cpu"
+
+    def __init__(self, *, seconds: float | None = None, memory_limit: int = 4 << 30) -> None:
+        """Set the limits.
+
+        Args:
+            seconds: Wall-clock limit of one run; past it the execution is a timeout.
+            memory_limit: Bytes of live intermediates.
+        """
+        self._seconds = seconds
+        self._memory_limit = memory_limit
+
+    def run(
+        self, kernel: Kernel, problem: Problem, inputs: Inputs, setup: Setup, *, backward: bool
+    ) -> Execution:
+        """Run forward and, if asked, backward; report incidents and unwritten elements."""
+        start = time.perf_counter()
+        with ttir.execute(self._options(setup)) as run:
+            for name in ("q", "k", "v", "do"):
+                tensor = getattr(inputs, name)
+                if tensor is not None:
+                    run.declare(tensor, name, written=True)
+            called = call(
+                kernel,
+                problem,
+                inputs,
+                backward=backward,
+                unsupported=(ttir.Unsupported,),
+                timeout=(ttir.TimeLimit,),
+            )
+        seconds = time.perf_counter() - start
+        tensors: dict[str, torch.Tensor | None] = {}
+        if called.outputs is not None:
+            tensors |= {"o": called.outputs.o, "lse": called.outputs.lse}
+        if called.grads is not None:
+            tensors |= {name: getattr(called.grads, name) for name in ("dq", "dk", "dv")}
+        unwritten = {
+            name: mask
+            for name, tensor in tensors.items()
+            if tensor is not None and (mask := run.unwritten(tensor)).any()
+        }
+        return Execution(
+            outputs=called.outputs,
+            grads=called.grads,
+            incidents=tuple(Incident(**_fields(incident)) for incident in run.incidents),
+            unwritten=unwritten,
+            error=called.error,
+            error_kind=called.error_kind,
+            stage=called.stage,
+            config="; ".join(_launch_text(launch) for launch in run.launches),
+            configs=max(run.configs.values(), default=1),
+            seconds=seconds,
+        )
+
+    def _options(self, setup: Setup) -> ttir.Options:
+        if setup.float_model not in FLOAT_MODELS:
+            msg = f"float={setup.float_model!r}: must be one of {', '.join(FLOAT_MODELS)}"
+            raise InvalidInputError(msg)
+        schedule, _, seed = setup.schedule.partition(":")
+        return ttir.Options(
+            schedule=schedule,  # type: ignore[arg-type]  # Setup.parse validated it
+            schedule_seed=int(seed or 0),
+            float_model=FLOAT_MODELS[setup.float_model],
+            config=setup.config,
+            memory_limit=self._memory_limit,
+            deadline=None if self._seconds is None else time.monotonic() + self._seconds,
+        )
+
+
+def _fields(incident: ttir.Incident) -> dict[str, object]:
+    return {f.name: getattr(incident, f.name) for f in dataclasses.fields(Incident)}
+
+
+def _launch_text(launch: ttir.Launch) -> str:
+    constants = ", ".join(f"{k}={v}" for k, v in launch.constants.items() if "BLOCK" in k)
+    return f"{launch.kernel}({constants})"

@@ -1,0 +1,132 @@
+"""Turns a plain attention function into a `Kernel`, by the names of its parameters.
+
+Known signatures: torch.nn.functional.scaled_dot_product_attention (heads before seqlen, top-left
+causal), flash_attn_func (seqlen before heads, bottom-right causal), and any function or
+``torch.autograd.Function.apply`` whose parameters bear the field's names. What the parameters
+cannot express raises `UnsupportedProblemError`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fa_verify.errors import InvalidInputError, UnsupportedProblemError
+from fa_verify.kernel import Kernel, Outputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fa_verify.problem import Problem
+
+__all__ = ["as_kernel"]
+
+_NAMES = {
+    "q": ("q", "query", "Q"),
+    "k": ("k", "key", "K"),
+    "v": ("v", "value", "V"),
+    "causal": ("causal", "is_causal"),
+    "scale": ("softmax_scale", "sm_scale", "scale"),
+    "window": ("window_size",),
+    "softcap": ("softcap",),
+    "gqa": ("enable_gqa",),
+}
+
+
+def as_kernel(function: Callable[..., Any], name: str) -> Kernel:
+    """Wrap a function; gradients come from autograd, when its result has a grad_fn.
+
+    Raises:
+        InvalidInputError: It is not callable, or has no parameters for q, k and v.
+    """
+    if not callable(function):
+        msg = f"{name}={function!r}: neither a Kernel nor a function"
+        raise InvalidInputError(msg)
+    parameters = _parameters(function)
+    if parameters[:4] == ["problem", "q", "k", "v"]:
+        return Kernel(name=name, forward=function, backward="autograd")
+    named = {
+        role: next((p for p in parameters if p in known), None) for role, known in _NAMES.items()
+    }
+    if not (named["q"] and named["k"] and named["v"]):
+        msg = (
+            f"{name}({', '.join(parameters)}): needs parameters q, k, v (or query, key, value); "
+            "wrap it: Kernel(name=..., forward=lambda problem, q, k, v: Outputs(o))"
+        )
+        raise InvalidInputError(msg)
+    flash_attn = "dropout_p" in parameters and named["q"] == "q"
+    top_left = named["causal"] == "is_causal"
+
+    def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
+        wanted = _wanted(problem, equal_diagonals=problem.seqlen_q == problem.seqlen_k)
+        if wanted.get("causal") and "alignment" in wanted:
+            expected = "top-left" if top_left else "bottom-right"
+            if wanted["alignment"] != expected:
+                msg = f"alignment={wanted['alignment']}: this function's causal mask is {expected}"
+                raise UnsupportedProblemError(msg)
+        wanted.pop("alignment", None)
+        arguments: dict[str, Any] = {named["q"]: q, named["k"]: k, named["v"]: v}  # type: ignore[dict-item]
+        for role, value in wanted.items():
+            parameter = named[role]
+            if parameter is None:
+                if value == _NEUTRAL[role] or (role == "scale" and problem.softmax_scale is None):
+                    continue
+                if role == "gqa":  # no switch: the function must see it from the shapes
+                    continue
+                msg = f"{role}={value}: {name}({', '.join(parameters)}) has no parameter for it"
+                raise UnsupportedProblemError(msg)
+            arguments[parameter] = value
+        ordered = [arguments.pop(p) for p in _leading(parameters, arguments)]
+        result = function(*ordered, **arguments)
+        return Outputs(result[0] if isinstance(result, tuple) else result)
+
+    return Kernel(
+        name=name, forward=forward, backward="autograd", layout="bshd" if flash_attn else "bhsd"
+    )
+
+
+_NEUTRAL = {"causal": False, "scale": None, "window": (-1, -1), "softcap": 0.0, "gqa": False}
+
+
+def _wanted(problem: Problem, *, equal_diagonals: bool) -> dict[str, Any]:
+    mask = problem.mask
+    window = (
+        -1 if mask.window_left is None else mask.window_left,
+        -1 if mask.window_right is None else mask.window_right,
+    )
+    if problem.dot_precision != "ieee":
+        msg = f"dot_precision={problem.dot_precision}: a plain function cannot be asked for it"
+        raise UnsupportedProblemError(msg)
+    wanted: dict[str, Any] = {
+        "causal": mask.causal,
+        "scale": problem.scale,
+        "window": window,
+        "softcap": problem.softcap,
+        "gqa": problem.group > 1,
+    }
+    if mask.hides_anything and not equal_diagonals:
+        wanted["alignment"] = mask.alignment
+    return wanted
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    """Parameter names in order; of ``Function.apply`` those of its forward, without ctx."""
+    owner = getattr(function, "__self__", None)
+    if getattr(function, "__name__", "") == "apply" and hasattr(owner, "forward"):
+        return list(inspect.signature(owner.forward).parameters)[1:]
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a builtin such as scaled_dot_product_attention
+        documented = (getattr(function, "__doc__", None) or "").partition("(")[2].partition(")")[0]
+        return [part.split("=")[0].split(":")[0].strip() for part in documented.split(",")]
+
+
+def _leading(parameters: list[str], arguments: dict[str, Any]) -> list[str]:
+    """The leading parameters that are given: passed by position, as ``Function.apply`` demands."""
+    leading = []
+    for parameter in parameters:
+        if parameter not in arguments:
+            break
+        leading.append(parameter)
+    return leading

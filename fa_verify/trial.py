@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from fa_verify.kernel import Kernel
     from fa_verify.problem import Problem
 
-__all__ = ["Trial"]
+__all__ = ["RUN_CASES", "RUN_RISK", "Trial"]
+
+# A whole run of right kernels has a probabilistic failure with probability at most RUN_RISK as long
+# as it judges at most RUN_CASES cases of five tensors each (union bound, docs/bounds.md).
+RUN_RISK = 1e-6
+RUN_CASES = 100_000
+_TENSOR_RISK = RUN_RISK / (5 * RUN_CASES)
 
 
 class Trial:
@@ -24,10 +30,20 @@ class Trial:
 
     Attributes:
         kernel: The kernel; case: the case; setup: how it is run; backend: what runs it.
+        independent: The case was drawn independently of any search: the probabilistic bound counts.
     """
 
-    def __init__(self, kernel: Kernel, case: Case, setup: Setup, backend: Backend) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        case: Case,
+        setup: Setup,
+        backend: Backend,
+        *,
+        independent: bool = True,
+    ) -> None:
         """Remember what to run; nothing runs yet."""
+        self.independent = independent
         self.kernel = kernel
         self.case = case
         self.setup = setup
@@ -50,6 +66,11 @@ class Trial:
             self.kernel, self.case.problem, self.inputs, self.setup, backward=self.case.backward
         )
 
+    @property
+    def execution_so_far(self) -> Execution | None:
+        """The execution if there was one; nothing is run for this."""
+        return self.__dict__.get("execution")
+
     def rerun(
         self,
         inputs: Inputs,
@@ -71,7 +92,9 @@ class Trial:
     def forward_bounds(self) -> tuple[Bounded, Bounded]:
         """Exact o and lse, and how far off a right kernel may be."""
         x = self.pristine
-        return bounds.bound_forward(self.case.problem, self.kernel.arithmetic, x.q, x.k, x.v)
+        return bounds.bound_forward(
+            self.case.problem, self.kernel.arithmetic, x.q, x.k, x.v, d=_TENSOR_RISK
+        )
 
     @functools.cached_property
     def backward_bounds(self) -> tuple[Bounded, Bounded, Bounded]:
@@ -82,5 +105,12 @@ class Trial:
         if outputs is not None and outputs.lse is not None:
             observed = {"o": outputs.o, "lse": outputs.lse}
         return bounds.bound_backward(
-            self.case.problem, self.kernel.arithmetic, x.q, x.k, x.v, x.do, **observed
+            self.case.problem,
+            self.kernel.arithmetic,
+            x.q,
+            x.k,
+            x.v,
+            x.do,
+            **observed,
+            d=_TENSOR_RISK,
         )

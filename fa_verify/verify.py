@@ -1,0 +1,128 @@
+"""`verify`: one kernel, one case, one record. The only module that knows the order of the steps."""
+
+from __future__ import annotations
+
+import shlex
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from fa_verify import checks, diagnosis
+from fa_verify.backends.base import Execution, Setup
+from fa_verify.record import CaseRecord, FailureRecord
+from fa_verify.trial import Trial
+from fa_verify.verdict import Failure, Verdict
+
+if TYPE_CHECKING:
+    from fa_verify.backends.base import Backend
+    from fa_verify.case import Case
+    from fa_verify.kernel import Kernel
+
+__all__ = ["replay_line", "verify"]
+
+
+def verify(
+    case: Case,
+    kernel: Kernel,
+    setup: Setup,
+    backend: Backend,
+    *,
+    independent: bool = True,
+    explain: bool = False,
+) -> CaseRecord:
+    """Run a kernel on a case, check it, and say what was found.
+
+    Args:
+        case: What to compute.
+        kernel: What computes it.
+        setup: How it is run.
+        backend: What runs it.
+        independent: The case was drawn independently of any search, so that the probabilistic
+            bound counts; a shrunken or replayed case is judged by the deterministic bound alone.
+        explain: Look for the likely cause of each failure (it costs a few reference runs).
+
+    Returns:
+        The record. A fault of the harness itself is the verdict `error`, never an exception.
+    """
+    start = time.perf_counter()
+    trial = Trial(kernel, case, setup, backend, independent=independent)
+    try:
+        verdict, reason, failures, stats = _judge(trial, explain=explain)
+        execution = trial.execution_so_far
+    except Exception:  # noqa: BLE001 - whatever broke here is ours: report it as such
+        verdict, reason = Verdict.ERROR, traceback.format_exc(limit=-6)
+        failures, stats, execution = (), {}, trial.execution_so_far
+    configs = execution.configs if execution else 1
+    setup = Setup(
+        backend=setup.backend,
+        config=setup.config % max(1, configs),
+        schedule=setup.schedule,
+        float_model=setup.float_model,
+    )
+    seconds = execution.seconds if execution else 0.0
+    return CaseRecord(
+        kernel=kernel.name,
+        target=kernel.target,
+        source_hash=kernel.source_hash,
+        case=str(case),
+        setup=str(setup),
+        verdict=verdict.value,
+        reason=reason,
+        tensors=stats,
+        failures=tuple(
+            FailureRecord(**{name: getattr(f, name) for name in FailureRecord.__struct_fields__})
+            for f in failures
+        ),
+        replay=replay_line(kernel, case, setup),
+        seconds={"kernel": seconds, "total": time.perf_counter() - start},
+        configs=configs,
+    )
+
+
+def _judge(
+    trial: Trial, *, explain: bool
+) -> tuple[Verdict, str, tuple[Failure, ...], dict[str, checks.TensorStats]]:
+    kernel, case = trial.kernel, trial.case
+    declared = kernel.capabilities
+    if declared is not None:
+        reason = declared.reason_against(case.problem)
+        if case.backward and reason is None and not (declared.backward and kernel.backward):
+            reason = "backward"
+        if reason is not None:
+            return Verdict.UNSUPPORTED, f"not declared: {reason}", (), {}
+    elif case.backward and kernel.backward is None:
+        return Verdict.UNSUPPORTED, "the kernel has no backward", (), {}
+    execution = trial.execution
+    if _refused(execution, declared=declared is not None):
+        return Verdict.UNSUPPORTED, execution.error.partition("\n")[0], (), {}
+    failures = tuple(failure for check in checks.ALL for failure in check(trial))
+    stats = checks.statistics(trial)
+    if failures:
+        if explain:
+            failures = tuple(diagnosis.diagnose(trial, failures))
+        return Verdict.FAIL, "", failures, stats
+    unbounded = [name for name, s in stats.items() if s.elements and s.inconclusive == s.elements]
+    if unbounded:
+        return Verdict.INCONCLUSIVE, f"no bound on any element of {', '.join(unbounded)}", (), stats
+    return Verdict.PASS, "", (), stats
+
+
+def _refused(execution: Execution, *, declared: bool) -> bool:
+    """Whether the kernel said clearly that it does not take the problem.
+
+    An op that the backend cannot run is no verdict on the kernel either. A declared capability that
+    raises is a failure, whatever it raises.
+    """
+    if execution.error_kind == "unsupported":
+        return not declared or execution.error.startswith("Unsupported:")
+    clear = ("ValueError", "NotImplementedError", "AssertionError", "TypeError", "RuntimeError")
+    name, _, message = execution.error.partition("\n")[0].partition(":")
+    return (
+        not declared and execution.error_kind == "raised" and name in clear and bool(message.strip())
+    )
+
+
+def replay_line(kernel: Kernel, case: Case, setup: Setup) -> str:
+    """The command that reproduces a record."""
+    words = ["fa-verify", "replay", kernel.target, str(case), "--setup", str(setup)]
+    return shlex.join([*words, "--source", kernel.source_hash])

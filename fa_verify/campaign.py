@@ -1,0 +1,290 @@
+"""A budgeted run over many cases: which cases, in which processes, until when.
+
+The parent draws cases and writes records; worker processes run kernels, one case at a time, and are
+killed and replaced when a case hangs or dies. The campaign prints nothing: it calls a `Listener`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import multiprocessing
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Protocol
+
+import pebble
+
+from fa_verify import distribution, worker
+from fa_verify.backends.base import Setup
+from fa_verify.case import Case
+from fa_verify.record import CaseRecord, FailureRecord, Shrunk
+from fa_verify.strategies import shrink
+from fa_verify.verdict import Verdict
+from fa_verify.verify import replay_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.kernel import Kernel
+
+__all__ = ["Listener", "Plan", "run"]
+
+_SHARD = 100  # cases drawn from one seed; the next shard's seed follows from the run's
+_GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
+_SHRINKS = 4  # distinct faults of one kernel that are made small
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a campaign does.
+
+    Attributes:
+        backend: "cpu" or "cuda".
+        cases: Cases for each kernel; None: as many as the budget allows.
+        seconds: Budget of the whole run, shrinking included; None: no limit.
+        seed: The run's seed; every shard's follows from it.
+        workers: Processes.
+        timeout: Seconds that one case may take.
+        memory: Bytes that one worker may allocate.
+        max_failures: Failing cases after which a kernel gets no more cases.
+        shrink_seconds: Seconds spent on making one fault small.
+        dtype: Only this dtype, if given.
+    """
+
+    backend: str = "cpu"
+    cases: int | None = 200
+    seconds: float | None = None
+    seed: int = 0
+    workers: int = 1
+    timeout: float = 60.0
+    memory: int = 8 << 30
+    max_failures: int = 10
+    shrink_seconds: float = 20.0
+    dtype: str | None = None
+
+
+class Listener(Protocol):
+    """Whoever shows or stores what happens."""
+
+    def record(self, record: CaseRecord) -> None:
+        """A case was verified."""
+        ...
+
+    def shrinking(self, record: CaseRecord) -> None:
+        """A fault is about to be made small."""
+        ...
+
+    def shrunk(self, shrunk: Shrunk) -> None:
+        """A fault was made small."""
+        ...
+
+
+class _Pool:
+    """Worker processes, and the translation of their deaths into records."""
+
+    def __init__(self, plan: Plan) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["fa_verify.worker", "fa_verify.backends.cpu"])
+        self._plan = plan
+        self._pool = pebble.ProcessPool(
+            max_workers=plan.workers,
+            context=context,
+            initializer=_start_worker,
+            initargs=(plan.timeout, plan.memory, plan.backend == "cpu"),
+        )
+
+    def submit(
+        self, kernel: Kernel, case: Case, setup: Setup, *, search: bool = False
+    ) -> Future[CaseRecord]:
+        """Start one case; a case of a search is judged by det alone and explained."""
+        future: Future[CaseRecord] = self._pool.schedule(
+            worker.run,
+            args=(kernel.target, str(case), str(setup)),
+            kwargs={"independent": not search, "explain": search},
+            timeout=self._plan.timeout + _GRACE,
+        )
+        return future
+
+    def result(
+        self, future: Future[CaseRecord], kernel: Kernel, case: Case, setup: Setup
+    ) -> CaseRecord:
+        """The record of a finished case; a dead or killed worker is a failure of the kernel."""
+        try:
+            return future.result()
+        except TimeoutError:
+            failure = FailureRecord(
+                check="timeout",
+                title="the kernel hangs",
+                message=f"no result within {self._plan.timeout + _GRACE:g} s; the worker was killed",
+            )
+        except pebble.ProcessExpired as error:
+            failure = FailureRecord(
+                check="crash",
+                title="the worker died",
+                message=f"the process running this case ended with exit code {error.exitcode}",
+            )
+        except Exception as error:  # noqa: BLE001 - the worker itself broke (kernel import, protocol)
+            return _record(kernel, case, setup, Verdict.ERROR, reason=f"{type(error).__name__}: {error}")
+        return _record(kernel, case, setup, Verdict.FAIL, failures=(failure,))
+
+    def stop(self) -> None:
+        """Kill the workers."""
+        self._pool.stop()
+        self._pool.join()
+
+
+def _start_worker(seconds: float, memory: int, cap: bool) -> None:  # noqa: FBT001 - pebble's initargs
+    worker.start(seconds, memory, cap=cap)
+
+
+def run(kernels: tuple[Kernel, ...], plan: Plan, listener: Listener) -> None:
+    """Verify every kernel on its share of cases, then make each kind of failure small."""
+    begin = time.monotonic()
+    end = None if plan.seconds is None else begin + plan.seconds
+    # A budget keeps a fifth of itself for shrinking.
+    last_start = None if plan.seconds is None else begin + 0.8 * plan.seconds
+    pool = _Pool(plan)
+    try:
+        failed = _verify_all(pool, kernels, plan, listener, last_start)
+        for kernel, record in _distinct(failed):
+            if end is not None and time.monotonic() > end:
+                break
+            listener.shrinking(record)
+            listener.shrunk(_shrink(pool, kernel, record, plan))
+    finally:
+        pool.stop()
+
+
+def _verify_all(
+    pool: _Pool,
+    kernels: tuple[Kernel, ...],
+    plan: Plan,
+    listener: Listener,
+    last_start: float | None,
+) -> list[tuple[Kernel, CaseRecord]]:
+    """Keep the workers busy; return the failing records with their kernels."""
+    failed: list[tuple[Kernel, CaseRecord]] = []
+    failures: collections.Counter[str] = collections.Counter()
+    running: dict[Future[CaseRecord], tuple[Kernel, Case, Setup]] = {}
+    work = _work(kernels, plan, failures)
+    exhausted = False
+    while True:
+        while not exhausted and len(running) < 2 * plan.workers:
+            item = next(work, None)
+            if item is None or (last_start is not None and time.monotonic() > last_start):
+                exhausted = True
+                break
+            running[pool.submit(*item)] = item
+        if not running:
+            return failed
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            kernel, case, setup = running.pop(future)
+            record = pool.result(future, kernel, case, setup)
+            listener.record(record)
+            if record.verdict == Verdict.FAIL:
+                failed.append((kernel, record))
+                failures[kernel.target] += 1
+
+
+def _work(
+    kernels: tuple[Kernel, ...], plan: Plan, failures: collections.Counter[str]
+) -> Iterator[tuple[Kernel, Case, Setup]]:
+    """Cases of all kernels in turn, kernel by kernel; a kernel that failed enough drops out."""
+    streams = {kernel: _cases(kernel, plan) for kernel in kernels}
+    while streams:
+        for kernel in list(streams):
+            if failures[kernel.target] >= plan.max_failures:
+                del streams[kernel]
+                continue
+            index_case = next(streams[kernel], None)
+            if index_case is None:
+                del streams[kernel]
+                continue
+            index, case = index_case
+            yield kernel, case, _setup(plan, index)
+
+
+def _setup(plan: Plan, index: int) -> Setup:
+    """Every configuration in turn, modulo how many the kernel turns out to have."""
+    model = "hopper" if plan.backend == "cpu" else "hardware"
+    return Setup(backend=plan.backend, config=index, float_model=model)
+
+
+def _cases(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
+    index = 0
+    for shard in range(1 << 30):
+        drawn = distribution.draw(
+            plan.seed * 1_000_003 + shard, _SHARD, kernel.capabilities, dtype=plan.dtype
+        )
+        for case in drawn:
+            if plan.cases is not None and index >= plan.cases:
+                return
+            yield index, case
+            index += 1
+
+
+def _distinct(
+    failed: list[tuple[Kernel, CaseRecord]],
+) -> Iterator[tuple[Kernel, CaseRecord]]:
+    """One failing record for each fault that no earlier one shows, smallest cases first."""
+    seen: set[tuple[str, str, str]] = set()
+    shown: collections.Counter[str] = collections.Counter()
+    for kernel, record in sorted(failed, key=lambda item: _size(item[1])):
+        keys = {(kernel.target, f.check, f.title) for f in record.failures}
+        if keys <= seen or shown[kernel.target] >= _SHRINKS:
+            continue
+        seen |= keys
+        shown[kernel.target] += 1
+        yield kernel, record
+
+
+def _size(record: CaseRecord) -> int:
+    problem = Case.parse(record.case).problem
+    heads = problem.batch * problem.heads_q
+    return heads * (problem.seqlen_q + 1) * (problem.seqlen_k + 1) * problem.head_dim
+
+
+def _shrink(pool: _Pool, kernel: Kernel, record: CaseRecord, plan: Plan) -> Shrunk:
+    """The smallest case found on which the kernel still fails in the same way."""
+    setup = Setup.parse(record.setup)
+    wanted = {(f.check, f.title) for f in record.failures[:1]}
+    best = record
+
+    def fails(case: Case) -> bool:
+        nonlocal best
+        tried = pool.result(
+            pool.submit(kernel, case, setup, search=True), kernel, case, setup
+        )
+        same = bool(wanted & {(f.check, f.title) for f in tried.failures})
+        if same and (best is record or _size(tried) <= _size(best)):
+            best = tried
+        return same
+
+    case = Case.parse(record.case)
+    if fails(case):  # else only the probabilistic bound saw it, and a search may not use that
+        shrink(case, fails, capabilities=kernel.capabilities, max_seconds=plan.shrink_seconds)
+    return Shrunk(original=record.case, record=best)
+
+
+def _record(
+    kernel: Kernel,
+    case: Case,
+    setup: Setup,
+    verdict: Verdict,
+    *,
+    reason: str = "",
+    failures: tuple[FailureRecord, ...] = (),
+) -> CaseRecord:
+    return CaseRecord(
+        kernel=kernel.name,
+        target=kernel.target,
+        source_hash=kernel.source_hash,
+        case=str(case),
+        setup=str(setup),
+        verdict=verdict.value,
+        reason=reason,
+        failures=failures,
+        replay=replay_line(kernel, case, setup),
+    )

@@ -1,0 +1,68 @@
+"""What runs inside a worker process: it loads a kernel once and verifies cases on it.
+
+A worker may be killed at any moment (a hang, an explosion of memory, a fault on the card), so it
+owns nothing but caches.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify import loader
+from fa_verify.backends import make
+from fa_verify.backends.base import Setup
+from fa_verify.case import Case
+from fa_verify.verify import verify
+
+if TYPE_CHECKING:
+    from fa_verify.backends.base import Backend
+    from fa_verify.record import CaseRecord
+
+__all__ = ["run", "start"]
+
+_LIMITS: dict[str, float] = {}
+
+
+def start(seconds: float, memory: int, *, cap: bool) -> None:
+    """Prepare the process: one BLAS thread, and limits on time and memory.
+
+    Args:
+        seconds: Wall-clock limit of one execution of a kernel.
+        memory: Bytes that the process may allocate.
+        cap: Enforce the memory limit by the operating system (not on CUDA, whose driver reserves
+            far more address space than it uses).
+    """
+    torch.set_num_threads(1)
+    _LIMITS.update(seconds=seconds, memory=memory)
+    if cap:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+
+@functools.cache
+def _backend(name: str) -> Backend:
+    return make(name, seconds=_LIMITS.get("seconds"), memory=int(_LIMITS.get("memory", 8 << 30)))
+
+
+@functools.cache
+def _kernel(target: str) -> loader.Kernel:
+    (kernel,) = loader.load(target)
+    return kernel
+
+
+def run(
+    target: str, case: str, setup: str, *, independent: bool = True, explain: bool = False
+) -> CaseRecord:
+    """Verify the kernel at ``target`` on one case; all arguments are text."""
+    parsed = Setup.parse(setup)
+    return verify(
+        Case.parse(case),
+        _kernel(target),
+        parsed,
+        _backend(parsed.backend),
+        independent=independent,
+        explain=explain,
+    )

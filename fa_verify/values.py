@@ -1,4 +1,4 @@
-"""Value families: what the elements of q, k, v and do look like. Each sees a class of bugs that normals miss.
+"""Value families: what the elements of q, k, v and do look like, and which bugs each one sees.
 
 NumPy only; float64 out, rounded to the storage dtype later. Same stream and shapes, same values.
 Shapes are (batch, heads, seqlen, head_dim); query head h reads key head ``h // group``.
@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 __all__ = ["DO_FAMILIES", "QK_FAMILIES", "V_FAMILIES", "Facts", "stream"]
 
 Array = npt.NDArray[np.float64]
 Shape = tuple[int, int, int, int]
+Pair = tuple[Array, Array]
+Rng = np.random.Generator
 _TENSORS = ("qk", "v", "do")
 _WIDE_TOP = 2.0**112  # 2^16 products of this with numbers near 1 stay below float32's 2^128
 
@@ -68,25 +73,23 @@ class Facts:
         return min(self.largest, _WIDE_TOP)
 
 
-def stream(seed: int, tensor: str) -> np.random.Generator:
-    """The random stream of "qk", "v" or "do": changing one tensor's shape leaves the others alone."""
+def stream(seed: int, tensor: str) -> Rng:
+    """The stream of "qk", "v" or "do": changing one tensor's shape leaves the others alone."""
     key = np.random.SeedSequence(seed % 2**64, spawn_key=(_TENSORS.index(tensor),))
     return np.random.Generator(np.random.PCG64(key))
 
 
-def _signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+def _signs(rng: Rng, shape: tuple[int, ...]) -> Array:
     return rng.integers(0, 2, shape).astype(np.float64) * 2.0 - 1.0
 
 
-def _pair(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape
-) -> tuple[np.random.Generator, Array, Array]:
+def _pair(rng: Rng, shape_q: Shape, shape_k: Shape) -> tuple[Rng, Array, Array]:
     """A stream for what q and k share, and normal q and k from streams of their own."""
     shared, for_q, for_k = rng.spawn(3)
     return shared, for_q.standard_normal(shape_q), for_k.standard_normal(shape_k)
 
 
-def _axis(rng: np.random.Generator, head_dim: int) -> int:
+def _axis(rng: Rng, head_dim: int) -> int:
     """One coordinate of head_dim, to carry a term of the logits that nothing else disturbs."""
     return int(rng.integers(0, head_dim))
 
@@ -96,46 +99,32 @@ def _to_heads(k: Array, shape_q: Shape) -> Array:
     return np.repeat(k, shape_q[1] // k.shape[1], axis=1)
 
 
-def normal(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def normal(rng: Rng, shape_q: Shape, shape_k: Shape, _facts: Facts) -> Pair:
     """Standard normal: wrong indexing, masks and strides."""
-    del facts
     _, q, k = _pair(rng, shape_q, shape_k)
     return q, k
 
 
-def uniform_positive(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def uniform_positive(rng: Rng, shape_q: Shape, shape_k: Shape, _facts: Facts) -> Pair:
     """Uniform in [0, 1): sums without cancellation, so a lost tail shifts every logit one way."""
-    del facts
     for_q, for_k = rng.spawn(2)
     return for_q.random(shape_q), for_k.random(shape_k)
 
 
-def constant(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def constant(rng: Rng, shape_q: Shape, shape_k: Shape, _facts: Facts) -> Pair:
     """One number in q, one in k: all logits tie, so padded keys in the denominator stand out."""
-    del facts
     numbers = (1.0, 0.5, -0.75, 0.3, -1.0)
     q, k = rng.choice(numbers), rng.choice(numbers)
     return np.full(shape_q, q), np.full(shape_k, k)
 
 
-def equal_keys(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def equal_keys(rng: Rng, shape_q: Shape, shape_k: Shape, _facts: Facts) -> Pair:
     """One key repeated: P is uniform, o the mean of the visible v; wrong counts of keys show."""
-    del facts
     _, q, k = _pair(rng, shape_q, (*shape_k[:2], 1, shape_k[3]))
     return q, np.broadcast_to(k, shape_k).copy()
 
 
-def one_hot(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def one_hot(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
     """Each query picks one key by about 30: rescaling of a stale accumulator, P near 0 and 1."""
     shared, for_q, for_k = rng.spawn(3)
     k = _signs(for_k, shape_k)
@@ -147,9 +136,7 @@ def one_hot(
     return q + 0.1 * for_q.standard_normal(shape_q), k
 
 
-def dominant_key(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def dominant_key(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
     """One key of a head takes every row by about 20 (a sink): dropped or double-counted keys."""
     shared, q, k = _pair(rng, shape_q, shape_k)
     axis = _axis(shared, shape_q[3])
@@ -164,29 +151,21 @@ def dominant_key(
     return q, k
 
 
-def alternating_signs(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def alternating_signs(rng: Rng, shape_q: Shape, shape_k: Shape, _facts: Facts) -> Pair:
     """Signs alternate along keys and head_dim: dots that cancel, so a tail not masked is large."""
-    del facts
     for_q, for_k = rng.spawn(2)
     parity = np.add.outer(np.arange(shape_k[2]), np.arange(shape_k[3])) % 2
     return 1.0 + for_q.random(shape_q), (1.0 + for_k.random(shape_k)) * (1.0 - 2.0 * parity)
 
 
-def heavy_tails(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def heavy_tails(rng: Rng, shape_q: Shape, shape_k: Shape, _facts: Facts) -> Pair:
     """Student t, 2 degrees of freedom, clipped at 1000: outliers that set a row's maximum."""
-    del facts
     for_q, for_k = rng.spawn(2)
     q, k = for_q.standard_t(2.0, shape_q), for_k.standard_t(2.0, shape_k)
     return np.clip(q, -1e3, 1e3), np.clip(k, -1e3, 1e3)
 
 
-def _row_shift(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts, shift: float
-) -> tuple[Array, Array]:
+def _row_shift(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts, shift: float) -> Pair:
     shared, q, k = _pair(rng, shape_q, shape_k)
     axis = _axis(shared, shape_q[3])
     q[..., axis] = shift * facts.gain * _signs(shared, shape_q[:3])
@@ -194,32 +173,24 @@ def _row_shift(
     return q, k
 
 
-def row_shift(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def row_shift(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
     """All logits of a row moved by 120 up or down: exp overflows, a maximum that starts at 0."""
     return _row_shift(rng, shape_q, shape_k, facts, 120.0)
 
 
-def row_shift_far(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def row_shift_far(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
     """All logits of a row moved by 1000: -1000 read as masked, finite stand-ins for -inf."""
     return _row_shift(rng, shape_q, shape_k, facts, 1000.0)
 
 
-def near_ties(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def near_ties(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
     """Keys one unit in the last place apart: comparisons, maxima and merges that assume order."""
     shared, q, k = _pair(rng, shape_q, (*shape_k[:2], 1, shape_k[3]))
     steps = shared.integers(-1, 2, shape_k).astype(np.float64)
     return q, k * (1.0 + 2.0 * facts.unit_roundoff * steps)
 
 
-def subnormal_p(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def subnormal_p(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
     """Most keys 9 to 18 below the maximum: P in float16's subnormals, flushed or not."""
     shared, q, k = _pair(rng, shape_q, shape_k)
     axis = _axis(shared, shape_q[3])
@@ -232,10 +203,8 @@ def subnormal_p(
     return q, k
 
 
-def near_max(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
-    """q near the dtype's maximum against tiny k, or the reverse: overflow in casts and pre-scaling."""
+def near_max(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
+    """One of q, k near the dtype's maximum, the other tiny: overflow in casts and pre-scaling."""
     shared, q, k = _pair(rng, shape_q, shape_k)
     top = facts.top
     large, small = (q, k) if shared.random() < 0.5 else (k, q)
@@ -244,11 +213,8 @@ def near_max(
     return q, k
 
 
-def zeros(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def zeros(rng: Rng, shape_q: Shape, shape_k: Shape, _facts: Facts) -> Pair:
     """Zero q, zero k or zero rows in both: 0/0, log 0, tests of a row for == 0."""
-    del facts
     shared, q, k = _pair(rng, shape_q, shape_k)
     kind = int(shared.integers(0, 4))
     if kind in (0, 3):
@@ -260,47 +226,34 @@ def zeros(
     return q, k
 
 
-def _mixed(rng: np.random.Generator, shape: Shape, least: float, most: float) -> Array:
+def _mixed(rng: Rng, shape: Shape, least: float, most: float) -> Array:
     return _signs(rng, shape) * np.exp2(rng.uniform(least, most, shape))
 
 
-def mixed(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def mixed(rng: Rng, shape_q: Shape, shape_k: Shape, _facts: Facts) -> Pair:
     """Magnitudes 2^-20 to 2^3 side by side: absorbed addends, float16 subnormals beside ones."""
-    del facts
     for_q, for_k = rng.spawn(2)
     return _mixed(for_q, shape_q, -20.0, 3.0), _mixed(for_k, shape_k, -20.0, 3.0)
 
 
-def two_level(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def two_level(rng: Rng, shape_q: Shape, shape_k: Shape, _facts: Facts) -> Pair:
     """Two distinct keys a head: equal P round alike and their errors add up (biased casts)."""
-    del facts
     return _repeated(rng, shape_q, shape_k, 2)
 
 
-def duplicates(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def duplicates(rng: Rng, shape_q: Shape, shape_k: Shape, _facts: Facts) -> Pair:
     """Eight distinct keys a head, anywhere: reductions that count a tie once."""
-    del facts
     return _repeated(rng, shape_q, shape_k, 8)
 
 
-def _repeated(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, distinct: int
-) -> tuple[Array, Array]:
+def _repeated(rng: Rng, shape_q: Shape, shape_k: Shape, distinct: int) -> Pair:
     shared, q, some = _pair(rng, shape_q, (*shape_k[:2], distinct, shape_k[3]))
     picked = shared.integers(0, distinct, shape_k[:3])
     return q, np.take_along_axis(some, picked[..., None], axis=2)
 
 
-def drifting_periodic(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
-    """Keys repeat each block, 1/64 higher: P rounds alike block after block (NUMERICS section 3)."""
+def drifting_periodic(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
+    """Keys repeat each block, 1/64 higher: equal roundings of P that a final maximum hides."""
     shared = rng.spawn(1)[0]
     period = int(shared.choice((16, 32, 64, 128)))
     _, q, some = _pair(rng, shape_q, (*shape_k[:2], period, shape_k[3]))
@@ -312,9 +265,7 @@ def drifting_periodic(
     return q, k
 
 
-def _ramp(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts, sign: float
-) -> tuple[Array, Array]:
+def _ramp(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts, sign: float) -> Pair:
     shared, q, k = _pair(rng, shape_q, shape_k)
     axis = _axis(shared, shape_q[3])
     step = shared.choice((1.0 / 64.0, 1.0 / 16.0, 0.25), (*shape_k[:2], 1))
@@ -324,111 +275,92 @@ def _ramp(
     return q, k
 
 
-def increasing(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def increasing(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
     """Logits rise along the keys: the running maximum moves each block, every rescale counts."""
     return _ramp(rng, shape_q, shape_k, facts, 1.0)
 
 
-def decreasing(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
-    """Logits fall along the keys: the first block wins; a reversed key order rescales each block."""
+def decreasing(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
+    """Logits fall along the keys: the first block wins; a reversed order rescales each block."""
     return _ramp(rng, shape_q, shape_k, facts, -1.0)
 
 
-def tiny(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def tiny(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
     """Numbers about the smallest normal: flushes to zero, products that underflow."""
     _, q, k = _pair(rng, shape_q, shape_k)
     return q * facts.smallest_normal, k * facts.smallest_normal
 
 
-def huge(
-    rng: np.random.Generator, shape_q: Shape, shape_k: Shape, facts: Facts
-) -> tuple[Array, Array]:
+def huge(rng: Rng, shape_q: Shape, shape_k: Shape, facts: Facts) -> Pair:
     """Logits in the thousands: exp of a difference of large numbers, float16 logits overflow."""
     _, q, k = _pair(rng, shape_q, shape_k)
     size = min(math.sqrt(facts.largest) / 4.0, 1024.0)
     return q * size, k * size
 
 
-def v_normal(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def v_normal(rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """Standard normal: wrong indexing and strides."""
-    del facts
     return rng.standard_normal(shape)
 
 
-def v_ones(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def v_ones(_rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """All ones: o must be 1 wherever a key is visible, so any wrong denominator shows."""
-    del rng, facts
     return np.ones(shape)
 
 
-def v_zero_mean(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def v_zero_mean(rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """Neighbouring keys cancel (x, -x): a lost or padded key is not hidden by a mean."""
-    del facts
     v = rng.standard_normal(shape)
     pairs = shape[2] // 2 * 2
     v[:, :, 1:pairs:2] = -v[:, :, 0:pairs:2]
     return v
 
 
-def v_indicator(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def v_indicator(rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """v[j, d] = 1 for the keys j of group d, blocks or residues: o shows P without cancellation."""
-    del facts
     keys = np.arange(shape[2])
     residues = bool(rng.integers(0, 2))
     group = keys % shape[3] if residues else keys * shape[3] // max(1, shape[2])
     return np.broadcast_to((group[:, None] == np.arange(shape[3])) * 1.0, shape).copy()
 
 
-def v_offset(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def v_offset(rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """One sign, 1 to 2: accumulation errors and biased casts add up instead of cancelling."""
-    del facts
     return 1.0 + rng.random(shape)
 
 
-def v_near_max(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
-    """A quarter to nine tenths of the dtype's maximum: o in range, unnormalised sums far outside."""
+def v_near_max(rng: Rng, shape: Shape, facts: Facts) -> Array:
+    """A quarter to nine tenths of the dtype's maximum: o in range, unnormalised sums outside."""
     return _signs(rng, shape) * rng.uniform(0.25, 0.9, shape) * facts.top
 
 
-def v_heavy_tails(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def v_heavy_tails(rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """Student t, 2 degrees of freedom, clipped at 1000: one key's outlier leaking into a row."""
-    del facts
     return np.clip(rng.standard_t(2.0, shape), -1e3, 1e3)
 
 
-def v_zeros(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def v_zeros(_rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """Exact zeros: o is 0 to the bit; anything that was never written shows."""
-    del rng, facts
     return np.zeros(shape)
 
 
-def v_mixed(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def v_mixed(rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """Magnitudes 2^-20 to 2^3: absorbed addends and subnormal outputs."""
-    del facts
     return _mixed(rng, shape, -20.0, 3.0)
 
 
-def do_normal(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def do_normal(rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """Standard normal: wrong indexing and strides of do."""
-    del facts
     return rng.standard_normal(shape)
 
 
-def do_ones(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def do_ones(_rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """All ones (o.sum().backward()): sums over dv dO equal the column sums of P."""
-    del rng, facts
     return np.ones(shape)
 
 
-def do_one_hot_row(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def do_one_hot_row(rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """One query row a head, the rest exact zeros: gradients that leak from row to row."""
-    del facts
     do = np.zeros(shape)
     if shape[2]:
         row = rng.integers(0, shape[2], (*shape[:2], 1, 1))
@@ -436,26 +368,22 @@ def do_one_hot_row(rng: np.random.Generator, shape: Shape, facts: Facts) -> Arra
     return do
 
 
-def do_zeros(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def do_zeros(_rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """Exact zeros: all gradients are 0 to the bit; a gradient never written shows."""
-    del rng, facts
     return np.zeros(shape)
 
 
-def do_mixed(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def do_mixed(rng: Rng, shape: Shape, _facts: Facts) -> Array:
     """Magnitudes 2^-20 to 2^3: dS in float16's subnormals beside ordinary numbers."""
-    del facts
     return _mixed(rng, shape, -20.0, 3.0)
 
 
-def do_near_max(rng: np.random.Generator, shape: Shape, facts: Facts) -> Array:
+def do_near_max(rng: Rng, shape: Shape, facts: Facts) -> Array:
     """Up to an eighth of the dtype's maximum (dS beyond it has no right answer): casts of dP."""
     return _signs(rng, shape) * rng.uniform(0.03, 0.125, shape) * facts.top
 
 
-QK_FAMILIES: Mapping[
-    str, Callable[[np.random.Generator, Shape, Shape, Facts], tuple[Array, Array]]
-] = {
+QK_FAMILIES: Mapping[str, Callable[[Rng, Shape, Shape, Facts], Pair]] = {
     "normal": normal,
     "uniform-positive": uniform_positive,
     "constant": constant,
@@ -480,7 +408,7 @@ QK_FAMILIES: Mapping[
     "huge": huge,
 }
 
-V_FAMILIES: Mapping[str, Callable[[np.random.Generator, Shape, Facts], Array]] = {
+V_FAMILIES: Mapping[str, Callable[[Rng, Shape, Facts], Array]] = {
     "normal": v_normal,
     "ones": v_ones,
     "zero-mean": v_zero_mean,
@@ -492,7 +420,7 @@ V_FAMILIES: Mapping[str, Callable[[np.random.Generator, Shape, Facts], Array]] =
     "mixed": v_mixed,
 }
 
-DO_FAMILIES: Mapping[str, Callable[[np.random.Generator, Shape, Facts], Array]] = {
+DO_FAMILIES: Mapping[str, Callable[[Rng, Shape, Facts], Array]] = {
     "normal": do_normal,
     "ones": do_ones,
     "one-hot-row": do_one_hot_row,

@@ -1,0 +1,290 @@
+"""`materialise`: a case becomes tensors, laid out as it says, with poison wherever nobody may look.
+
+Also the copies of inputs that the checks compare: hidden keys changed, keys or heads permuted,
+one sequence alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fa_verify.errors import InvalidInputError
+from fa_verify.values import DO_FAMILIES, QK_FAMILIES, V_FAMILIES, Facts, stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fa_verify.case import Case
+    from fa_verify.layouts import Layout
+
+__all__ = [
+    "SLACK",
+    "Inputs",
+    "duplicate",
+    "elements",
+    "fingerprint",
+    "materialise",
+    "modified",
+    "permute_batch_heads",
+    "permute_keys",
+    "perturb_hidden",
+    "select_sequence",
+]
+
+SLACK = 64
+"""Poisoned elements after the last one of each tensor."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a kernel is handed: strided views (batch, heads, seqlen, head_dim) in the storage dtype.
+
+    Attributes:
+        q: (batch, heads_q, seqlen_q, head_dim).
+        k: (batch, heads_kv, seqlen_k, head_dim).
+        v: (batch, heads_kv, seqlen_k, head_dim_v).
+        do: (batch, heads_q, seqlen_q, head_dim_v), or None for a forward pass.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor | None = None
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor there is, with its name."""
+        for name in ("q", "k", "v", "do"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor
+
+
+def elements(case: Case) -> dict[str, npt.NDArray[np.float64]]:
+    """The float64 elements of q, k, v (and do), before rounding; finite in the storage dtype."""
+    p, values = case.problem, case.values
+    facts = Facts.of(p.dtype, p.scale)
+    q, k = QK_FAMILIES[values.qk](stream(case.seed, "qk"), p.shape_q, p.shape_k, facts)
+    arrays = {
+        "q": q * values.logits,
+        "k": k,
+        "v": V_FAMILIES[values.v](stream(case.seed, "v"), p.shape_v, facts),
+    }
+    if case.backward:
+        arrays["do"] = DO_FAMILIES[values.do](stream(case.seed, "do"), p.shape_o, facts)
+    return {name: np.clip(a, -facts.largest, facts.largest) for name, a in arrays.items()}
+
+
+def materialise(case: Case, device: str = "cpu") -> Inputs:
+    """The case's tensors on a device. The same case gives the same bits everywhere.
+
+    Elements before the first (a storage offset), between rows, heads or sequences (padding) and
+    the `SLACK` elements after the last are NaN. Heads of a ``shared`` layout are all head 0.
+    """
+    tensors = {
+        # Rounded on the CPU whatever the device, so that the bits do not depend on it.
+        name: _lay_out(torch.from_numpy(array), _layout(case, name), _dtype(case), device)
+        for name, array in elements(case).items()
+    }
+    return Inputs(**tensors)
+
+
+def _dtype(case: Case) -> torch.dtype:
+    dtype = getattr(torch, case.problem.dtype)
+    assert isinstance(dtype, torch.dtype)  # noqa: S101  # for mypy; Problem validated the name
+    return dtype
+
+
+def _layout(case: Case, name: str) -> Layout:
+    layout: Layout = getattr(case.problem, f"layout_{name}")
+    return layout
+
+
+def _lay_out(values: Tensor, layout: Layout, dtype: torch.dtype, device: str) -> Tensor:
+    """A poisoned buffer holding the values, seen through the layout's strides."""
+    batch, heads, seqlen, head_dim = values.shape
+    shape = (batch, heads, seqlen, head_dim)
+    size = layout.offset + layout.span(shape) + SLACK
+    buffer = torch.full((size,), torch.nan, dtype=dtype)
+    view = buffer.as_strided(shape, layout.strides(shape), layout.offset)
+    written = slice(0, 1) if layout.shared_heads else slice(None)
+    view[:, written].copy_(values[:, written])
+    if torch.device(device).type == "cpu":
+        return view
+    return buffer.to(device).as_strided(shape, layout.strides(shape), layout.offset)
+
+
+def _storage(tensor: Tensor) -> Tensor:
+    """All bytes that the tensor's storage holds, slack included."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    flat = _storage(tensor).clone().view(tensor.dtype)
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def duplicate(inputs: Inputs) -> Inputs:
+    """A copy, storage for storage: same bits, strides, offsets and slack."""
+    return Inputs(**{name: _clone(tensor) for name, tensor in inputs.named()})
+
+
+def fingerprint(inputs: Inputs) -> dict[str, Tensor]:
+    """The bytes of every storage, to be handed to `modified` after a launch."""
+    return {name: _storage(tensor).clone() for name, tensor in inputs.named()}
+
+
+def modified(inputs: Inputs, before: dict[str, Tensor]) -> tuple[str, ...]:
+    """What a launch did to its inputs, a sentence each; empty when it left them alone.
+
+    Args:
+        inputs: The tensors handed to the kernel, or views of the same storages.
+        before: Their `fingerprint` from before the launch.
+    """
+    found = []
+    for name, tensor in inputs.named():
+        after = _storage(tensor)
+        if torch.equal(after, before[name]):
+            continue
+        width = tensor.element_size()
+        changed = (after != before[name]).view(-1, width).any(dim=1)
+        own = changed.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        if own.any():
+            first = tuple(torch.nonzero(own)[0].tolist())
+            found.append(f"{name}: {int(own.sum())} elements changed, first at {first}")
+            own.fill_(False)
+        if changed.any():
+            first_slack = int(torch.nonzero(changed)[0])
+            found.append(
+                f"{name}: {int(changed.sum())} elements of slack written, first at storage "
+                f"offset {first_slack}"
+            )
+    return tuple(found)
+
+
+def _overwrite(tensor: Tensor, values: Tensor) -> Tensor:
+    """A copy of the tensor, in its own layout, with other elements."""
+    copy = _clone(tensor)
+    # Through a stride-0 head axis only head 0 can be written; all heads hold its values.
+    written = slice(0, 1) if tensor.stride(1) == 0 else slice(None)
+    copy[:, written].copy_(values[:, written])
+    return copy
+
+
+def perturb_hidden(
+    case: Case, inputs: Inputs, rng: np.random.Generator, *, row: int | None = None
+) -> tuple[Inputs, Tensor]:
+    """Replace every key and value hidden from one query row by other, large, finite ones.
+
+    Keys hidden from all queries are among them. A right kernel gives the same bits (up to the sign
+    of zero) for every row that sees none of the changed keys.
+
+    Args:
+        case: The case of the inputs.
+        inputs: The inputs; left alone.
+        rng: Chooses the row and the new values.
+        row: The query row; by default one of those from which something is hidden.
+
+    Returns:
+        The changed copy, and the rows that must not change: bool, (seqlen_q,), on the CPU. When
+        nothing is hidden from any row (or from `row`) no row is marked: there is nothing to check.
+    """
+    p = case.problem
+    lo, hi = p.mask.intervals(p.seqlen_q, p.seqlen_k)
+    candidates = np.flatnonzero(hi - lo < p.seqlen_k)
+    if row is None and len(candidates):
+        row = int(rng.choice(candidates))
+    if row is None or hi[row] - lo[row] == p.seqlen_k:
+        return inputs, torch.zeros(p.seqlen_q, dtype=torch.bool)
+    keys = np.arange(p.seqlen_k)
+    changed = (keys < lo[row]) | (keys >= hi[row])
+    before = np.concatenate([[0], np.cumsum(changed)])
+    keeps = torch.from_numpy(before[hi] == before[lo])
+    largest = Facts.of(p.dtype, 1.0).largest
+    # q k' and do v' stay finite in float32: inf - inf in a masked tile is no fault of a kernel.
+    reach = 2.0**112 / max(1.0, abs(p.scale))
+    size_k = min(largest, reach / (_magnitude(inputs.q) * p.head_dim))
+    size_v = min(largest, reach / (_magnitude(inputs.do) * p.head_dim_v))
+    where = torch.from_numpy(changed).to(inputs.k.device)
+    new = {}
+    for name, size in (("k", size_k), ("v", size_v)):
+        tensor: Tensor = getattr(inputs, name)
+        noise = rng.uniform(0.5, 1.0, (tensor.shape[0], tensor.shape[1], *tensor.shape[2:]))
+        noise *= size * np.where(rng.random(noise.shape) < 0.5, -1.0, 1.0)
+        other = torch.from_numpy(noise).to(tensor.dtype).to(tensor.device)
+        new[name] = _overwrite(tensor, torch.where(where[:, None], other, tensor))
+    return dataclasses.replace(inputs, **new), keeps
+
+
+def _magnitude(tensor: Tensor | None) -> float:
+    if tensor is None or tensor.numel() == 0:
+        return 1.0
+    return max(1.0, float(tensor.abs().max()))
+
+
+def permute_keys(inputs: Inputs, order: Sequence[int]) -> Inputs:
+    """Key and value rows in another order: nothing but rounding may change where no mask is."""
+    index = torch.as_tensor(order, device=inputs.k.device)
+    if sorted(order) != list(range(inputs.k.shape[2])):
+        msg = f"order={order!r}: must be a permutation of the {inputs.k.shape[2]} keys"
+        raise InvalidInputError(msg)
+    return dataclasses.replace(
+        inputs,
+        k=_overwrite(inputs.k, inputs.k[:, :, index]),
+        v=_overwrite(inputs.v, inputs.v[:, :, index]),
+    )
+
+
+def permute_batch_heads(
+    inputs: Inputs, batch_order: Sequence[int], kv_head_order: Sequence[int]
+) -> tuple[Inputs, tuple[int, ...]]:
+    """Sequences and heads in another order; the query heads of a group move together.
+
+    Returns:
+        The permuted copy, and the order of the query heads: output ``o'[b, h]`` of the copy must
+        be ``o[batch_order[b], head_order[h]]`` of the original.
+    """
+    batch, heads_kv = inputs.k.shape[:2]
+    for name, order, size in (
+        ("batch_order", batch_order, batch),
+        ("kv_head_order", kv_head_order, heads_kv),
+    ):
+        if sorted(order) != list(range(size)):
+            msg = f"{name}={order!r}: must be a permutation of range({size})"
+            raise InvalidInputError(msg)
+    group = inputs.q.shape[1] // heads_kv
+    head_order = tuple(h * group + member for h in kv_head_order for member in range(group))
+    moved = {}
+    for name, tensor in inputs.named():
+        heads = kv_head_order if name in ("k", "v") else head_order
+        b = torch.as_tensor(batch_order, device=tensor.device)
+        h = torch.as_tensor(heads, device=tensor.device)
+        moved[name] = _overwrite(tensor, tensor[b][:, h])
+    return Inputs(**moved), head_order
+
+
+def select_sequence(case: Case, inputs: Inputs, batch_index: int) -> tuple[Case, Inputs]:
+    """One sequence alone, in fresh poisoned buffers of the same layouts.
+
+    The case describes the shapes; its seed does not reproduce the elements.
+    """
+    if not 0 <= batch_index < case.problem.batch:
+        msg = f"batch_index={batch_index}: must be in range({case.problem.batch})"
+        raise InvalidInputError(msg)
+    alone = dataclasses.replace(case, problem=dataclasses.replace(case.problem, batch=1))
+    tensors = {
+        name: _lay_out(
+            tensor[batch_index : batch_index + 1].cpu(),
+            _layout(case, name),
+            tensor.dtype,
+            str(tensor.device),
+        )
+        for name, tensor in inputs.named()
+    }
+    return alone, Inputs(**tensors)

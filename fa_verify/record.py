@@ -129,6 +129,7 @@ class Writer:
     def __init__(self, path: Path) -> None:
         """Open the file for appending; its folder is made."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
         self._file: IO[bytes] = path.open("ab")
         self._encoder = msgspec.json.Encoder()
 

@@ -1,0 +1,221 @@
+"""What `check`, `replay` and `list` do, and how they show it: progress, records, tables."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from fa_verify import backends, campaign, loader, worker
+from fa_verify.backends.base import Setup
+from fa_verify.case import Case
+from fa_verify.errors import KernelLoadError
+from fa_verify.record import CaseRecord, End, Shrunk, Start, Writer
+from fa_verify.report import files, table
+from fa_verify.report.summary import exit_code, summarise
+from fa_verify.trial import RUN_RISK
+from fa_verify.verdict import Verdict
+from fa_verify.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fa_verify.kernel import Kernel
+    from fa_verify.record import Line
+
+__all__ = ["check", "list_kernels", "replay", "start_line"]
+
+_DEFAULT_CASES = 200
+_SAY_EVERY = 10.0  # seconds between lines of progress where there is no terminal
+_NOTHING = 3
+
+
+def check(
+    targets: Sequence[str],
+    folder: Path,
+    *,
+    strict: bool,
+    backend: str,
+    cases: int | None,
+    budget: float | None,
+    seed: int,
+    workers: int | None,
+    dtype: str | None,
+    timeout: float,
+) -> int:
+    """Run a campaign, write its record and report into ``folder``, return the exit code."""
+    console = Console(highlight=False)
+    kernels = _load(targets)
+    if not kernels:
+        console.print(f"no Kernel found in {', '.join(targets)}: nothing was verified", markup=False)
+        return _NOTHING
+    backend = backends.resolve(backend)
+    plan = campaign.Plan(
+        backend=backend,
+        cases=_DEFAULT_CASES if cases is None and budget is None else cases,
+        seconds=budget,
+        seed=seed,
+        workers=workers or len(os.sched_getaffinity(0)),
+        timeout=timeout,
+        memory=_memory(workers or len(os.sched_getaffinity(0))),
+        dtype=dtype,
+    )
+    begin = time.monotonic()
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
+    writer = Writer(folder / f"{stamp}-{os.getpid()}.jsonl")
+    show = _Show(console, writer, kernels, plan)
+    show.write(start_line(targets, seed, backend))
+    try:
+        with show.progress:
+            campaign.run(kernels, plan, show)
+    finally:
+        writer.close()
+    summary = summarise(show.lines)
+    code = exit_code(summary, strict=strict)
+    show.lines.append(
+        End(seconds=time.monotonic() - begin, cases=summary.cases, exit_code=code)
+    )
+    writer = Writer(writer.path)
+    writer.write(show.lines[-1])
+    writer.close()
+    summary = summarise(show.lines)
+    table.show(console, summary)
+    for path in (writer.path, *files.write(summary, folder)):
+        console.print(Text(f"  {path}", style="dim"), soft_wrap=True)
+    return code
+
+
+class _Show:
+    """A campaign's listener: writes the record, moves the bar, prints a fault when it is first seen."""
+
+    def __init__(
+        self, console: Console, writer: Writer, kernels: Sequence[Kernel], plan: campaign.Plan
+    ) -> None:
+        self.lines: list[Line] = []
+        self._writer = writer
+        self._console = console
+        self._seen: set[tuple[str, str, str]] = set()
+        self._begin = self._said = time.monotonic()
+        self._cases = self._failed = 0
+        self._total = None if plan.cases is None else plan.cases * len(kernels)
+        self._seconds = plan.seconds
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}" + (f"/{self._total} cases" if self._total else " cases")),
+            TextColumn("{task.fields[failed]} failed"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self.progress.add_task(plan.backend, total=self._total, failed=0)
+
+    def write(self, line: Line) -> None:
+        self.lines.append(line)
+        self._writer.write(line)
+
+    def record(self, record: CaseRecord) -> None:
+        self.write(record)
+        self._cases += 1
+        self._failed += record.verdict == Verdict.FAIL
+        self.progress.update(self._task, advance=1, failed=self._failed)
+        for failure in record.failures:
+            key = (record.target, failure.check, failure.title)
+            if key not in self._seen:
+                self._seen.add(key)
+                place = f" at {failure.location}" if failure.location else ""
+                self._say(f"FAIL {record.kernel}: {failure.title}{place}  [{record.case}]", "red")
+        now = time.monotonic()
+        if not self._console.is_terminal and (self._cases == 1 or now - self._said > _SAY_EVERY):
+            self._said = now
+            of = f" of {self._total}" if self._total else ""
+            self._say(f"{now - self._begin:5.0f} s  {self._cases}{of} cases, {self._failed} failed")
+
+    def shrinking(self, record: CaseRecord) -> None:
+        self._say(f"shrinking {record.kernel}: {record.failures[0].title}")
+
+    def shrunk(self, shrunk: Shrunk) -> None:
+        self.write(shrunk)
+
+    def _say(self, text: str, style: str = "") -> None:
+        self.progress.console.print(Text(text, style=style), soft_wrap=True)
+
+
+def replay(target: str, case: str, setup: str, *, source: str, timeout: float) -> int:
+    """Run one case, explain what is wrong with it, return the exit code."""
+    console = Console(highlight=False)
+    parsed, how = Case.parse(case), Setup.parse(setup)
+    kernels = loader.load(target)
+    if len(kernels) != 1:
+        msg = f"target={target!r}: names {len(kernels)} kernels; replay needs file.py:NAME"
+        raise KernelLoadError(msg)
+    if source and kernels[0].source_hash != source:
+        console.print(
+            f"note: the source has changed since this line was written "
+            f"({source} then, {kernels[0].source_hash} now)", markup=False,
+        )  # fmt: skip
+    worker.start(timeout, _memory(1), cap=False)
+    record = worker.run(target, str(parsed), str(how), independent=False, explain=True)
+    lines: list[Line] = [start_line([target], parsed.seed, how.backend), record]
+    lines.append(End(seconds=record.seconds["total"], cases=1, exit_code=0))
+    summary = summarise(lines)
+    table.show(console, summary)
+    return exit_code(summary)
+
+
+def list_kernels(targets: Sequence[str]) -> int:
+    """Print each kernel with its target and what it declares."""
+    console = Console(highlight=False)
+    kernels = _load(targets)
+    for kernel in kernels:
+        console.print(Text(kernel.name, style="bold"), Text(f"{kernel.target} @{kernel.source_hash}"))
+        declared = kernel.capabilities
+        text = "no Capabilities: a clear raise is `unsupported`"
+        if declared is not None:
+            flags = ("window", "softcap", "gqa", "layouts", "empty", "deterministic", "batch_invariant")
+            text = ", ".join(
+                [*declared.dtypes, *(flag for flag in flags if getattr(declared, flag))]
+            )
+        passes = "forward and backward" if kernel.backward else "forward"
+        console.print(f"    {passes}; {text}", markup=False)
+    return 0 if kernels else _NOTHING
+
+
+def start_line(targets: Sequence[str], seed: int, backend: str) -> Start:
+    """The first line of a record: versions, device, seed."""
+    device = torch.cuda.get_device_name() if backend == "cuda" else platform.processor() or "cpu"
+    return Start(
+        version=__version__,
+        command=" ".join(["fa-verify", *sys.argv[1:]]),
+        seed=seed,
+        backend=backend,
+        device=device,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        triton=triton.__version__,
+        platform=platform.platform(),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        targets=tuple(targets),
+        false_alarm=RUN_RISK,
+    )
+
+
+def _load(targets: Sequence[str]) -> tuple[Kernel, ...]:
+    kernels = [kernel for target in targets for kernel in loader.load(target)]
+    return tuple({kernel.target: kernel for kernel in kernels}.values())
+
+
+def _memory(workers: int) -> int:
+    """Bytes for each worker: an equal share of three quarters of the machine's memory."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(0.75 * total / workers)

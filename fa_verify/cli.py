@@ -1,0 +1,145 @@
+"""The command line: check, replay, list, report, compare. Thin: the work is done below.
+
+Exit codes: 0 all pass, 1 a kernel failed, 2 misuse, 3 nothing was verified, 4 the harness broke.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from fa_verify.errors import InvalidInputError, KernelLoadError
+from fa_verify.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_BROKE = 4
+_MISUSE = 2
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class _Seconds(click.ParamType):
+    """A duration such as 90, 90s, 2m or 1h."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's signature
+        """Seconds as a float."""
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
+        if match is None or float(match[1]) == 0:
+            self.fail(f"{value!r}: give a duration above 0 such as 90s, 2m or 1h", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def _cli() -> None:
+    """Numerical-correctness and fuzz-testing harness for Triton attention kernels."""
+
+
+@_cli.command()
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.option("--backend", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+              help="Where kernels run; auto takes cuda where there is a device.")
+@click.option("--cases", type=click.IntRange(min=1), default=None,
+              help="Cases for each kernel.  [default: 200, or what the budget allows]")
+@click.option("--budget", type=_Seconds(), default=None, help="Stop after this long: 90s, 2m, 1h.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Seed of the run; the same seed draws the same cases.")
+@click.option("-n", "--workers", type=click.IntRange(min=1), default=None,
+              help="Worker processes.  [default: one a core]")
+@click.option("--dtype", type=click.Choice(["float16", "bfloat16", "float32"]), default=None,
+              help="Only this dtype.")
+@click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of one case.  [default: 60s]")
+@click.option("--report", "folder", type=click.Path(file_okay=False, path_type=Path),
+              default=Path("fa-verify-report"), show_default=True, help="Folder of record and report.")
+@click.option("--strict", is_flag=True, help="Unsupported cases and inconclusive elements fail too.")
+def check(targets: tuple[str, ...], folder: Path, *, strict: bool, **options: Any) -> int:  # noqa: ANN401
+    """Fuzz the kernels that TARGET names: a folder, a file, file.py:NAME or module:NAME."""
+    from fa_verify import checking  # noqa: PLC0415 - torch and Triton take seconds to load
+
+    return checking.check(targets, folder, strict=strict, **options)
+
+
+@_cli.command()
+@click.argument("target")
+@click.argument("case")
+@click.option("--setup", default="", help="The setup of the replay line.")
+@click.option("--source", default="", help="Source hash; a kernel that has changed is pointed out.")
+@click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of the case.  [default: 60s]")
+def replay(target: str, case: str, setup: str, source: str, timeout: float) -> int:
+    """Run one CASE again on TARGET, as a replay line says."""
+    from fa_verify import checking  # noqa: PLC0415
+
+    return checking.replay(target, case, setup, source=source, timeout=timeout)
+
+
+@_cli.command(name="list")
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+def list_kernels(targets: tuple[str, ...]) -> int:
+    """Show the kernels that TARGET names and what they declare."""
+    from fa_verify import checking  # noqa: PLC0415
+
+    return checking.list_kernels(targets)
+
+
+@_cli.command()
+@click.argument("records", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RECORD...")
+@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path),
+              default=Path("fa-verify-report"), show_default=True, help="Folder to write to.")
+def report(records: tuple[Path, ...], output: Path) -> int:
+    """Write report.html and report.md from records (.jsonl files, or folders of them)."""
+    from fa_verify.report import files  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    for path in files.write(files.summary_of(records), output):
+        console.print(str(path), soft_wrap=True)
+    return 0
+
+
+@_cli.command()
+@click.argument("base", type=click.Path(path_type=Path))
+@click.argument("head", type=click.Path(path_type=Path))
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
+def compare(base: Path, head: Path, *, markdown: bool) -> int:
+    """Gate HEAD against BASE: two records (or folders of them)."""
+    from fa_verify.report import files  # noqa: PLC0415
+
+    return files.compare(base, head, Console(highlight=False), markdown=markdown)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking must not start a context
+    errors = Console(stderr=True, highlight=False)
+    try:
+        code = _cli.main(list(sys.argv[1:] if arguments is None else arguments),
+                         prog_name="fa-verify", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = _MISUSE
+    except (InvalidInputError, KernelLoadError) as error:
+        errors.print(f"fa-verify: {error}", style="red", markup=False, soft_wrap=True)
+        code = _MISUSE
+    except (click.Abort, KeyboardInterrupt):
+        errors.print("fa-verify: interrupted; what was recorded is kept", markup=False)
+        code = 130
+    except Exception:  # noqa: BLE001 - ours to report: 4 says that the harness broke
+        errors.print(traceback.format_exc(), markup=False, soft_wrap=True)
+        code = _BROKE
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    sys.exit(code or 0)

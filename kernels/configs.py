@@ -1,0 +1,62 @@
+"""Autotune configurations: which block sizes fit, by bytes an element and columns a row.
+
+A list is chosen by the width of the rows, so that each configuration in it fits: 227 KB of shared
+memory and 255 registers a thread on Hopper. The first suits long sequences, the last short ones.
+"""
+
+import functools
+
+import triton
+
+__all__ = ["DKDV", "DQ", "FORWARD", "autotuned"]
+
+
+def _configs(*rows):
+    return [
+        triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
+        for m, n, warps, stages in rows
+    ]
+
+
+# (bytes an element, most columns of a q or v row): (BLOCK_M, BLOCK_N, num_warps, num_stages) ...
+FORWARD = {
+    (2, 128): _configs((128, 128, 8, 2), (128, 64, 4, 3), (64, 64, 4, 2), (16, 32, 4, 2)),
+    (2, 256): _configs((128, 64, 8, 2), (64, 32, 4, 2), (16, 32, 4, 1)),
+    (4, 128): _configs((64, 64, 8, 2), (64, 32, 4, 2), (16, 16, 4, 1)),
+    (4, 256): _configs((64, 32, 8, 1), (32, 32, 8, 1), (16, 16, 4, 1)),
+}
+DKDV = {
+    (2, 128): _configs((64, 128, 8, 2), (64, 64, 4, 2), (32, 64, 4, 2), (16, 16, 4, 1)),
+    (2, 256): _configs((64, 64, 8, 1), (32, 64, 8, 1), (16, 16, 4, 1)),
+    (4, 128): _configs((32, 64, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
+    (4, 256): _configs((32, 32, 8, 1), (16, 32, 8, 1), (16, 16, 4, 1)),
+}
+DQ = {
+    (2, 128): _configs((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (16, 16, 4, 1)),
+    (2, 256): _configs((64, 64, 8, 1), (64, 32, 8, 1), (16, 16, 4, 1)),
+    (4, 128): _configs((64, 32, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
+    (4, 256): _configs((32, 32, 8, 1), (32, 16, 8, 1), (16, 16, 4, 1)),
+}
+
+_KEY = ["seqlen_bucket", "BLOCK_D", "TAIL_D", "BLOCK_DV", "TAIL_DV", "HAS_LO", "HAS_HI", "SOFTCAP",
+        "DOT_PRECISION", "VECTOR"]  # fmt: skip
+
+
+def autotuned(kernel, table, reset_to_zero=()):
+    """``choose(element_size, columns)``: the kernel, autotuned over the list that fits.
+
+    Args:
+        kernel: A ``triton.jit`` function.
+        table: FORWARD, DKDV or DQ.
+        reset_to_zero: Arguments that the kernel accumulates into; zeroed before each timed run.
+    """
+
+    @functools.cache
+    def tuned(element_size, most_columns):
+        configs = table[element_size, most_columns]
+        return triton.autotune(configs, key=_KEY, reset_to_zero=reset_to_zero or None)(kernel)
+
+    def choose(element_size, columns):
+        return tuned(element_size, 128 if columns <= 128 else 256)  # noqa: PLR2004
+
+    return choose

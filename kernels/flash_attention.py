@@ -1,0 +1,143 @@
+"""FlashAttention for training: o = softmax(softcap(scale q k^T) + mask) v, its lse and gradients.
+
+Two kernels under test share one forward pass. ``flash`` computes its gradients without atomics and
+gives the same bits on every run; ``flash_atomic`` adds dQ atomically into a float32 buffer.
+Everything accumulates in float32; P and dS are rounded to the input dtype before their products.
+"""
+
+import math
+
+import torch
+import triton
+
+from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs
+
+from . import configs
+from .forward import forward_kernel
+
+__all__ = ["attention_forward", "flash"]
+
+_LARGEST_FLOAT32 = 3.4028234663852886e38
+_BYTES_A_VECTOR = 16
+_SMALLEST_DOT = 16  # tl.dot takes no smaller extent
+
+
+_forward_tuned = configs.autotuned(forward_kernel, configs.FORWARD)
+
+
+def split_columns(head_dim):
+    """How a head_dim is tiled: (BLOCK, TAIL, PADDED), powers of two with BLOCK + TAIL >= head_dim.
+
+    >>> split_columns(80), split_columns(96), split_columns(128), split_columns(5)
+    ((64, 16, False), (64, 32, False), (128, 0, False), (16, 0, True))
+    """
+    whole = max(triton.next_power_of_2(head_dim), _SMALLEST_DOT)
+    block = max(whole // 2, _SMALLEST_DOT)
+    tail = max(triton.next_power_of_2(max(head_dim - block, 0)), _SMALLEST_DOT)
+    if block + tail >= whole:
+        return whole, 0, whole > head_dim
+    return block, tail, block + tail > head_dim
+
+
+def _float32(x):
+    """The nearest finite float32's range; an infinite factor would turn 0 into NaN."""
+    return min(max(x, -_LARGEST_FLOAT32), _LARGEST_FLOAT32)
+
+
+def _vector(problem, *tensors):
+    """Elements in 16 bytes if all tensors can be read 16 bytes at a time, else 1 (see tiles.py)."""
+    elements = _BYTES_A_VECTOR // tensors[0].element_size()
+    aligned = all(
+        t.stride(3) == 1 and not any(stride % elements for stride in t.stride()[:3])
+        for t in tensors
+    )
+    fits = problem.head_dim % elements == 0 and problem.head_dim_v % elements == 0
+    return elements if aligned and fits else 1
+
+
+def _arguments(problem, *tensors):
+    """Arguments that all kernels of this problem share, by name."""
+    seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
+    # Query i sees key j when band_lo <= j - i <= band_hi; limits that hide nothing are dropped.
+    shift = mask.shift(seqlen_q, seqlen_k)
+    band_lo = -seqlen_q if mask.window_left is None else shift - mask.window_left
+    right = 0 if mask.causal else mask.window_right
+    band_hi = seqlen_k if right is None else shift + right
+    block_d, tail_d, padded_d = split_columns(problem.head_dim)
+    block_dv, tail_dv, padded_dv = split_columns(problem.head_dim_v)
+    return {
+        "heads_q": problem.heads_q,
+        "group": problem.group,
+        "seqlen_q": seqlen_q,
+        "seqlen_k": seqlen_k,
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        "band_lo": min(max(band_lo, -seqlen_q), seqlen_k),
+        "band_hi": min(max(band_hi, -seqlen_q), seqlen_k),
+        "softmax_scale": _float32(problem.scale),
+        "softcap": _float32(problem.softcap),
+        "seqlen_bucket": triton.next_power_of_2(max(seqlen_q, seqlen_k, 1)),
+        "BLOCK_D": block_d,
+        "TAIL_D": tail_d,
+        "PADDED_D": padded_d,
+        "BLOCK_DV": block_dv,
+        "TAIL_DV": tail_dv,
+        "PADDED_DV": padded_dv,
+        "HAS_LO": band_lo > 1 - seqlen_q,
+        "HAS_HI": band_hi < seqlen_k - 1,
+        "SOFTCAP": problem.softcap > 0,
+        "DOT_PRECISION": problem.dot_precision if problem.dtype == "float32" else "tf32",
+        "VECTOR": _vector(problem, *tensors),
+    }
+
+
+def _columns(arguments):
+    """Columns of the widest row, padding included."""
+    return max(
+        arguments["BLOCK_D"] + arguments["TAIL_D"], arguments["BLOCK_DV"] + arguments["TAIL_DV"]
+    )
+
+
+def attention_forward(problem, q, k, v):
+    """o and lse.
+
+    Args:
+        problem: Shapes, mask, scale and softcap.
+        q: (batch, heads_q, seqlen_q, head_dim), any strides.
+        k: (batch, heads_kv, seqlen_k, head_dim), any strides.
+        v: (batch, heads_kv, seqlen_k, head_dim_v), any strides.
+
+    Returns:
+        o in q's dtype and lse in float32 (natural logarithm); rows that see no key get 0 and -inf.
+    """
+    o = torch.empty(problem.shape_o, dtype=q.dtype, device=q.device)
+    lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
+    if o.numel():
+        arguments = _arguments(problem, q, k, v)
+        kernel = _forward_tuned(q.element_size(), _columns(arguments))
+        sequences = problem.batch * problem.heads_q
+
+        def grid(meta):
+            return (triton.cdiv(problem.seqlen_q, meta["BLOCK_M"]) * sequences,)
+
+        kernel[grid](
+            q, k, v, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride()[:3], **arguments
+        )
+    return Outputs(o, lse)
+
+
+flash = Kernel(
+    name="flash",
+    forward=attention_forward,
+    backward=None,
+    capabilities=Capabilities(
+        dot_precisions=("ieee", "tf32", "tf32x3"),
+        head_dims_v=range(1, 257),
+        window=True,
+        softcap=True,
+        backward=False,
+        deterministic=True,
+        batch_invariant=True,
+    ),
+    arithmetic=Arithmetic(ds_scale="after"),
+)

@@ -1,0 +1,153 @@
+"""The forward kernel: blockwise online softmax, one program for BLOCK_M queries of one head."""
+
+import triton
+import triton.language as tl
+
+from .tiles import (
+    LOG2E,
+    add_product,
+    dot_rows,
+    head_start,
+    is_visible,
+    load_rows,
+    store_rows,
+    tanh,
+    zero_rows,
+)
+
+# Compiling again for every length and stride that happens to be 1 or a multiple of 16 buys nothing
+# here: VECTOR already tells what matters.
+_RUNTIME = (
+    "stride_qb", "stride_qh", "stride_qm", "stride_qd",
+    "stride_kb", "stride_kh", "stride_kn", "stride_kd",
+    "stride_vb", "stride_vh", "stride_vn", "stride_vd",
+    "stride_ob", "stride_oh", "stride_om",
+    "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
+    "band_lo", "band_hi", "seqlen_bucket",
+)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_RUNTIME)
+def forward_kernel(
+    q, k, v, o, lse,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_ob, stride_oh, stride_om,
+    heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
+    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,
+    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
+    DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Write o and lse of BLOCK_M queries.
+
+    The running maximum m is kept of the *scores*: q k^T where there is no softcap (of -q k^T where
+    softmax_scale is negative), tanh(softmax_scale q k^T / softcap) where there is one. A logit is
+    score_scale * score. Subtracting m before scaling keeps logits of any size exact near their
+    maximum and leaves no product that a fused multiply-add could round differently.
+
+    Args:
+        q, k, v: (batch, heads, seqlen, head_dim) with any strides.
+        o: (batch, heads_q, seqlen_q, head_dim_v), head_dim_v contiguous.
+        lse: (batch, heads_q, seqlen_q) float32, contiguous, natural logarithm.
+        group: Query heads per key head.
+        band_lo, band_hi: Query i sees key j when ``band_lo <= j - i <= band_hi``; read only under
+            HAS_LO and HAS_HI.
+        seqlen_bucket: Read by the autotuner only.
+
+    Accumulates in float32; P is rounded to v's dtype before P V.
+    """
+    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    program = tl.program_id(0)
+    sequence = program // blocks  # of all batch * heads_q
+    first_query = (blocks - 1 - program % blocks) * BLOCK_M  # causal: the longest rows first
+    batch = sequence // heads_q
+    head_q = sequence % heads_q
+    head_kv = head_q // group
+    q_head = head_start(q, batch, head_q, stride_qb, stride_qh, VECTOR)
+    k_head = head_start(k, batch, head_kv, stride_kb, stride_kh, VECTOR)
+    v_head = head_start(v, batch, head_kv, stride_vb, stride_vh, VECTOR)
+    o_head = head_start(o, batch, head_q, stride_ob, stride_oh, VECTOR)
+    queries = first_query + tl.arange(0, BLOCK_M)
+
+    q_tile, q_tail = load_rows(
+        q_head, first_query, seqlen_q, head_dim, stride_qm, stride_qd,
+        BLOCK_M, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
+    )  # fmt: skip
+    if SOFTCAP:
+        score_scale = softcap
+    else:
+        score_scale = tl.abs(softmax_scale)
+        q_tile = tl.where(softmax_scale < 0.0, -q_tile, q_tile)
+        q_tail = tl.where(softmax_scale < 0.0, -q_tail, q_tail)
+    score_scale_log2 = score_scale * LOG2E
+
+    # Keys that some query of the block may see: [key_begin, key_end). Those that every query of
+    # the block sees, in whole blocks, end at interior_end; a lower limit hides from the start.
+    last_query = tl.minimum(first_query + BLOCK_M, seqlen_q) - 1
+    key_begin = 0
+    key_end = seqlen_k
+    interior_end = seqlen_k
+    if HAS_LO:
+        key_begin = tl.maximum(first_query + band_lo, 0) // BLOCK_N * BLOCK_N
+    if HAS_HI:
+        key_end = tl.minimum(key_end, last_query + band_hi + 1)
+        interior_end = tl.maximum(tl.minimum(interior_end, first_query + band_hi + 1), 0)
+    interior_end = interior_end // BLOCK_N * BLOCK_N
+
+    m = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    l = tl.zeros((BLOCK_M,), dtype=tl.float32)  # noqa: E741
+    acc, acc_tail = zero_rows(BLOCK_M, BLOCK_DV, TAIL_DV)
+    # Unrolled: the body is compiled for the interior, without masks, then for the rest, with masks.
+    for MASKED in tl.static_range(1 if HAS_LO else 0, 2):
+        begin = key_begin
+        end = interior_end
+        if MASKED == 1:
+            end = key_end
+            if not HAS_LO:
+                begin = interior_end
+        for first_key in tl.range(begin, end, BLOCK_N):
+            k_tile, k_tail = load_rows(
+                k_head, first_key, seqlen_k, head_dim, stride_kn, stride_kd,
+                BLOCK_N, BLOCK_D, TAIL_D, MASKED == 1, PADDED_D, VECTOR,
+            )  # fmt: skip
+            scores = dot_rows(q_tile, q_tail, k_tile, k_tail, TAIL_D, DOT_PRECISION)
+            if SOFTCAP:
+                scores = tanh(scores * (softmax_scale / softcap))
+            if MASKED == 1:
+                keys = first_key + tl.arange(0, BLOCK_N)
+                visible = is_visible(
+                    queries[:, None], keys[None, :], seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI
+                )
+                m_new = tl.maximum(m, tl.max(tl.where(visible, scores, float("-inf")), 1))
+            else:
+                m_new = tl.maximum(m, tl.max(scores, 1))
+            shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet
+            p = tl.exp2((scores - shift[:, None]) * score_scale_log2)
+            if MASKED == 1:
+                p = tl.where(visible, p, 0.0)
+            rescale = tl.where(m == float("-inf"), 0.0, tl.exp2((m - shift) * score_scale_log2))
+            l = l * rescale + tl.sum(p, 1)  # noqa: E741
+            acc = acc * rescale[:, None]
+            acc_tail = acc_tail * rescale[:, None]
+            v_tile, v_tail = load_rows(
+                v_head, first_key, seqlen_k, head_dim_v, stride_vn, stride_vd,
+                BLOCK_N, BLOCK_DV, TAIL_DV, MASKED == 1, PADDED_DV, VECTOR,
+            )  # fmt: skip
+            acc, acc_tail = add_product(
+                acc, acc_tail, p.to(v_tile.dtype), v_tile, v_tail, TAIL_DV, DOT_PRECISION
+            )
+            m = m_new
+
+    empty = m == float("-inf")  # a fully masked row: o = 0, lse = -inf
+    l = tl.where(empty, 1.0, l)  # noqa: E741
+    store_rows(
+        o_head, first_query, seqlen_q, head_dim_v, stride_om,
+        acc / l[:, None], acc_tail / l[:, None], BLOCK_M, BLOCK_DV, TAIL_DV, VECTOR,
+    )  # fmt: skip
+    row_lse = tl.where(empty, float("-inf"), m * score_scale + tl.log(l))
+    lse_head = lse + sequence.to(tl.int64) * seqlen_q
+    tl.store(lse_head + queries, row_lse, mask=queries < seqlen_q)

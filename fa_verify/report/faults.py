@@ -1,0 +1,191 @@
+"""Failures that are the same fault as one `Fault`, and reasons that are the same as one `Note`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from fa_verify.record import FailureRecord
+from fa_verify.report.result import Result, work
+from fa_verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Fault", "Note", "find_faults", "find_notes"]
+
+# A stray access explains wrong numbers, never the other way round: causes come first.
+_CAUSES_FIRST: Final = (
+    *("memory", "unwritten", "inputs", "crash", "timeout", "nonfinite"),
+    *("masking", "numerics", "determinism", "metamorphic", "contract"),
+)
+_VALUES_SHOWN: Final = 6
+_ASSIGNMENT: Final = re.compile(r"(?P<name>[\w .]+)=(?P<value>\S+)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """All failures of one kernel with the same check, title and line.
+
+    Attributes:
+        kernel: Its name in this summary.
+        target: ``file.py:name`` to load it by.
+        check: Which check saw it.
+        title: A few words.
+        location: "file:line" in the kernel, or "".
+        source: The text of that line, or "".
+        tensor: Which tensor or argument, or "".
+        diagnosis: The likely cause, or "".
+        cases: How many cases have it, of `of` that the kernel was verified on; 0 when only the
+            shrinking met it.
+        precisions: In which precisions, sorted; directions: in which passes.
+        everywhere: Whether these are all the precisions that the kernel was verified in.
+        case: The smallest case known, a shrunk one as a rule.
+        message: What was measured there.
+        replay: The command that reproduces it.
+    """
+
+    kernel: str
+    target: str
+    check: str
+    title: str
+    location: str
+    source: str
+    tensor: str
+    diagnosis: str
+    cases: int
+    of: int
+    precisions: tuple[str, ...]
+    directions: tuple[str, ...]
+    everywhere: bool
+    case: str
+    message: str
+    replay: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Why cases of a kernel did not reach pass or fail.
+
+    Attributes:
+        kernel: Its name in this summary.
+        verdict: unsupported, inconclusive or error.
+        reason: In the words of the record; values of one name are collected ("head_dim=33, 40").
+        cases: How many.
+        case: The smallest of them.
+        replay: The command that reproduces it.
+    """
+
+    kernel: str
+    verdict: Verdict
+    reason: str
+    cases: int
+    case: str
+    replay: str
+
+
+def find_faults(results: Sequence[Result], shrunk: Sequence[Result] = ()) -> tuple[Fault, ...]:
+    """Every fault, by kernel, causes before consequences, then the more frequent first.
+
+    Args:
+        results: The cases of the run.
+        shrunk: The small cases that were made of them; they show a fault, and are not counted.
+    """
+    members: defaultdict[tuple[str, ...], list[tuple[Result, FailureRecord]]] = defaultdict(list)
+    verified: defaultdict[str, list[str]] = defaultdict(list)  # precision of each case
+    for result in results:
+        if result.verified:
+            verified[result.kernel].append(result.precision)
+    for result in (*results, *shrunk):
+        if result.verdict is Verdict.FAIL:
+            for failure in {_key(failure): failure for failure in _failures(result)}.values():
+                members[result.kernel, *_key(failure)].append((result, failure))
+    counted = {id(result) for result in results}
+    faults = [
+        _fault(found, sum(id(result) in counted for result, _ in found), verified[key[0]])
+        for key, found in members.items()
+    ]
+    return tuple(sorted(faults, key=_fault_order))
+
+
+def find_notes(results: Sequence[Result]) -> tuple[Note, ...]:
+    """Every reason, errors first, then by kernel, the more frequent first."""
+    members: defaultdict[tuple[str, Verdict, str], list[Result]] = defaultdict(list)
+    for result in results:
+        if not result.verified:
+            match = _ASSIGNMENT.fullmatch(result.record.reason)
+            name = match["name"] if match else result.record.reason
+            members[result.kernel, result.verdict, name].append(result)
+    rank = {Verdict.ERROR: 0, Verdict.INCONCLUSIVE: 1, Verdict.UNSUPPORTED: 2}
+    notes = []
+    for (kernel, verdict, _), found in members.items():
+        smallest = min(found, key=_size)
+        notes.append(
+            Note(
+                kernel=kernel,
+                verdict=verdict,
+                reason=_reason([result.record.reason for result in found]),
+                cases=len(found),
+                case=smallest.record.case,
+                replay=smallest.record.replay,
+            )
+        )
+    return tuple(sorted(notes, key=lambda n: (rank[n.verdict], n.kernel, -n.cases, n.reason)))
+
+
+def _failures(result: Result) -> tuple[FailureRecord, ...]:
+    title = result.record.reason or "failed without saying why"
+    return result.record.failures or (FailureRecord(check="unknown", title=title, message=""),)
+
+
+def _key(failure: FailureRecord) -> tuple[str, str, str]:
+    return failure.check, failure.title, failure.location
+
+
+def _size(result: Result) -> tuple[int, int, str, str]:
+    text = result.record.case
+    return work(result.case), len(text), text, result.record.replay
+
+
+def _fault(
+    found: Sequence[tuple[Result, FailureRecord]], cases: int, verified: Sequence[str]
+) -> Fault:
+    result, failure = min(found, key=lambda pair: _size(pair[0]))
+    precisions = {result.precision for result, _ in found}
+    return Fault(
+        kernel=result.kernel,
+        target=result.record.target,
+        check=failure.check,
+        title=failure.title,
+        location=failure.location,
+        source=failure.source,
+        tensor=failure.tensor,
+        diagnosis=failure.diagnosis,
+        cases=cases,
+        of=len(verified),
+        precisions=tuple(sorted(precisions)),
+        directions=tuple(sorted({result.direction for result, _ in found}, reverse=True)),
+        everywhere=len(precisions) > 1 and precisions >= set(verified),
+        case=result.record.case,
+        message=failure.message,
+        replay=result.record.replay,
+    )
+
+
+def _fault_order(fault: Fault) -> tuple[str, bool, int, int, str, str]:
+    known = fault.check in _CAUSES_FIRST
+    rank = _CAUSES_FIRST.index(fault.check) if known else len(_CAUSES_FIRST)
+    nowhere = not fault.location  # a line to look at is worth more than the rank
+    return fault.kernel, nowhere, rank, -fault.cases, fault.title, fault.location
+
+
+def _reason(reasons: Sequence[str]) -> str:
+    unique = sorted(set(reasons), key=lambda text: (len(text), text))  # 33 before 128
+    if len(unique) == 1:
+        return unique[0] or "no reason given"
+    name = unique[0].partition("=")[0]
+    values = [text.partition("=")[2] for text in unique[:_VALUES_SHOWN]]
+    more = f" and {len(unique) - _VALUES_SHOWN} more" if len(unique) > _VALUES_SHOWN else ""
+    return f"{name}={', '.join(values)}{more}"

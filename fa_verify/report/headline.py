@@ -1,0 +1,94 @@
+"""The verdict of a run in a sentence, and the remark of a row: one wording for every format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fa_verify.report.text import count, plural, share
+from fa_verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from fa_verify.report.faults import Fault
+    from fa_verify.report.summary import Group, Summary
+
+__all__ = ["caveats", "headline", "remark", "where", "word"]
+
+
+def word(summary: Summary) -> str:
+    """The verdict of the run: FAIL, ERROR, NOTHING VERIFIED or PASS."""
+    if summary.total[Verdict.FAIL]:
+        return "FAIL"
+    if summary.total[Verdict.ERROR]:
+        return "ERROR"
+    return "PASS" if summary.verified else "NOTHING VERIFIED"
+
+
+def headline(summary: Summary) -> str:
+    """What the verdict rests on, without the verdict itself."""
+    cases = plural(summary.cases, "case")
+    kernels = plural(len(summary.kernels), "kernel")
+    if summary.failed:
+        names = ", ".join(summary.failed)
+        faults = plural(len(summary.faults), "fault")
+        some = kernels if len(summary.kernels) == 1 else f"{len(summary.failed)} of {kernels}"
+        return f"{some} ({names}): {faults} in {count(summary.total[Verdict.FAIL])} of {cases}"
+    if summary.total[Verdict.ERROR]:
+        return f"the harness broke on {count(summary.total[Verdict.ERROR])} of {cases}"
+    if not summary.cases:
+        return "no case ran"
+    if not summary.verified:
+        counts = [
+            f"{count(summary.total[verdict])} {verdict}"
+            for verdict in (Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE)
+            if summary.total[verdict]
+        ]
+        return f"{kernels}, {cases}: {', '.join(counts)}"
+    return f"{kernels}, {count(summary.total[Verdict.PASS])} of {cases} passed and none failed"
+
+
+def caveats(summary: Summary) -> list[str]:
+    """What a reader must know before trusting the verdict."""
+    found = []
+    if summary.facts.files and not summary.facts.complete:
+        found.append("The record has no last line: the run was killed or is still going.")
+    if summary.total[Verdict.ERROR] and summary.failed:
+        found.append(f"The harness broke on {plural(summary.total[Verdict.ERROR], 'case')}.")
+    if summary.verified:
+        found.extend(
+            f"{plural(summary.total[verdict], 'case')} {verdict}: not verified."
+            for verdict in (Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE)
+            if summary.total[verdict]
+        )
+    for group in summary.groups:
+        for name in group.too_inconclusive:
+            tensor = group.tensors[name]
+            found.append(
+                f"{group.kernel} {group.precision} {group.direction}: the bound says nothing about "
+                f"{share(tensor.inconclusive, tensor.elements)} of {name}."
+            )
+    return found
+
+
+def remark(row: Group) -> str:
+    """The verdict of a row, with whatever keeps it from being plain."""
+    if row.counts[Verdict.FAIL]:
+        return f"FAIL {count(row.counts[Verdict.FAIL])}"
+    if row.counts[Verdict.ERROR]:
+        return f"ERROR {count(row.counts[Verdict.ERROR])}"
+    parts = [
+        f"{count(row.counts[verdict])} {verdict}"
+        for verdict in (Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED)
+        if row.counts[verdict]
+    ]
+    if not row.verified:
+        return "not verified: " + ", ".join(parts)
+    return ", ".join(["pass", *parts])
+
+
+def where(fault: Fault) -> str:
+    """How many cases a fault was seen in, in which precisions and passes."""
+    cases = f"in {count(fault.cases)} of {plural(fault.of, 'case')}"
+    if not fault.cases:
+        cases = "while shrinking another failure"
+    precisions = "every precision" if fault.everywhere else ", ".join(fault.precisions)
+    return f"{cases} ({precisions}; {' and '.join(fault.directions)})"

@@ -1,0 +1,160 @@
+"""The terminal's report: a table, a block for each failure, and the verdict last, where a log ends.
+
+Every text goes through `rich.text.Text`, never through markup: names and messages come from files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from fa_verify.report import text
+from fa_verify.report.headline import caveats, headline, remark, where, word
+from fa_verify.report.result import TENSORS
+from fa_verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console
+
+    from fa_verify.report.faults import Fault
+    from fa_verify.report.summary import Group, Summary
+
+__all__ = ["failure_block", "notes_block", "results_table", "show", "verdict_lines"]
+
+_STYLES: Final = {
+    Verdict.PASS: "green",
+    Verdict.FAIL: "bold red",
+    Verdict.ERROR: "bold magenta",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.UNSUPPORTED: "yellow",
+}
+_WORD_STYLES: Final = {"PASS": "bold green", "FAIL": "bold red", "ERROR": "bold magenta"}
+_KERNEL_WIDTH: Final = 24
+_SHOWN: Final = 10  # failures, and reasons, before "and more"
+
+
+def show(console: Console, summary: Summary, *, failures: int = _SHOWN) -> None:
+    """Print everything; the last lines are the verdict and where the first failure is."""
+    if summary.rows:
+        console.print(results_table(summary))
+    for fault in summary.faults[:failures]:
+        for line in failure_block(fault):
+            console.print(line, soft_wrap=True)
+        console.print()
+    if len(summary.faults) > failures:
+        rest = text.plural(len(summary.faults) - failures, "more fault")
+        console.print(Text(f"and {rest}: see the report\n"), soft_wrap=True)
+    for line in (*notes_block(summary), *verdict_lines(summary)):
+        console.print(line, soft_wrap=True)
+
+
+def results_table(summary: Summary) -> Table:
+    """Kernel, precision, cases, worst err/bound of each tensor, flash-attn's 2x rule, verdict."""
+    with_rule = any(row.rule_2x is not None for row in summary.rows)
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title="Worst error, in units of its bound (above 1 fails)",
+        title_justify="left",
+        title_style="dim",
+    )
+    table.add_column("kernel", overflow="fold", max_width=_KERNEL_WIDTH)
+    table.add_column("precision", no_wrap=True)
+    table.add_column("cases", justify="right", no_wrap=True)
+    for name in TENSORS:
+        table.add_column(name, justify="right", no_wrap=True, min_width=4)
+    if with_rule:
+        table.add_column("2x rule", justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    previous = ""
+    for row in summary.rows:
+        name = text.shorten(text.clean(row.kernel), _KERNEL_WIDTH)
+        cells = [
+            Text(name if row.kernel != previous else ""),
+            Text(row.precision),
+            Text(text.count(row.cases)),
+            *(_ratio(row, tensor) for tensor in TENSORS),
+            *([Text(text.number(row.rule_2x), style="dim")] if with_rule else []),
+            Text(remark(row), style=_STYLES[row.verdict]),
+        ]
+        table.add_row(*cells)
+        previous = row.kernel
+    return table
+
+
+def _ratio(row: Group, name: str) -> Text:
+    tensor = row.tensors.get(name)
+    if tensor is None:
+        return Text("-", style="dim")
+    style = "bold red" if tensor.ratio > 1 else "yellow" if name in row.too_inconclusive else ""
+    return Text(text.number(tensor.ratio), style=style)
+
+
+def failure_block(fault: Fault) -> Iterator[Text]:
+    """A failure line by line. Print with ``soft_wrap=True``: the replay command is one line."""
+    head = Text()
+    head.append("FAIL ", style="bold red")
+    head.append(f"{text.clean(fault.kernel)}: {text.clean(fault.title)}", style="bold")
+    yield head
+    yield from _field("seen by", f"{fault.check}, {where(fault)}")
+    if fault.location:
+        yield from _field("line", f"{fault.location}    {fault.source.strip()}", style="bold")
+    yield from _field("measured", fault.message)
+    yield from _field("likely", fault.diagnosis)
+    yield from _field("smallest", fault.case)
+    if fault.replay:
+        yield Text("  replay")
+        yield Text(f"    {text.clean(fault.replay)}", style="cyan")
+
+
+def _field(name: str, value: str, style: str = "") -> Iterator[Text]:
+    for index, line in enumerate(text.lines(value)):
+        label = Text(f"  {name if index == 0 else '':<9} ", style="dim")
+        label.append(line, style=style or "default not dim")
+        yield label
+
+
+def notes_block(summary: Summary) -> Iterator[Text]:
+    """Why cases were not verified, a line for each reason."""
+    for note in summary.notes[:_SHOWN]:
+        line = Text()
+        name = note.verdict.upper() if note.verdict is Verdict.ERROR else note.verdict.value
+        line.append(f"{name:<12}")
+        line.stylize(_STYLES[note.verdict])
+        cases = text.plural(note.cases, "case")
+        line.append(f" {text.clean(note.kernel)}: {text.clean(note.reason)} ({cases})")
+        yield line
+        if note.verdict is Verdict.ERROR and note.replay:
+            yield Text(f"    {text.clean(note.replay)}", style="cyan")
+    if len(summary.notes) > _SHOWN:
+        rest = text.plural(len(summary.notes) - _SHOWN, "more reason")
+        yield Text(f"and {rest}: see the report", style="dim")
+    if summary.notes:
+        yield Text()
+
+
+def verdict_lines(summary: Summary) -> Sequence[Text]:
+    """The end of the log: speed, caveats, the verdict, and each failing kernel's first line."""
+    facts = summary.facts
+    found = [Text(text.clean(line), style="yellow") for line in caveats(summary)]
+    parts = [f"seed {facts.seed}"] if facts.seed else []
+    parts += [part for part in (facts.backend, facts.device) if part]
+    if facts.seconds is not None and facts.rate is not None:
+        parts.append(f"{text.duration(facts.seconds)}, {facts.rate:.1f} cases/s")
+    parts += [f"{stage} {text.duration(seconds)}" for stage, seconds in facts.stages]
+    found.append(Text(text.clean(" | ".join(parts)), style="dim"))
+    verdict = word(summary)
+    line = Text(f"{verdict}", style=_WORD_STYLES.get(verdict, "bold yellow"))
+    line.append(f"  {text.clean(headline(summary))}", style="default not bold")
+    found.append(line)
+    for kernel in summary.failed:
+        fault = next(fault for fault in summary.faults if fault.kernel == kernel)
+        place = f"{fault.location}: " if fault.location else ""
+        found.append(Text(f"  {text.clean(f'{kernel}: {place}{fault.title}')}"))
+    return found

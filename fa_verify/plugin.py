@@ -1,0 +1,178 @@
+"""The pytest plugin: ``pytest -n auto --kernel file.py:name`` runs the suite and merges one report.
+
+It imports nothing but pytest until ``--kernel`` is given: other people's runs must not notice it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.record import Writer
+    from fa_verify.suite.shard import Shard
+
+_SUITE = "fa_verify.suite"
+_DEFAULT_SEED = 0
+_DEFAULT_CASES = 120
+_SHARDS = 2  # of each kernel, dtype and pass: one kernel fills twelve workers
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options; all do nothing without --kernel."""
+    group = parser.getgroup("fa_verify", "verify attention kernels")
+    group.addoption("--kernel", action="append", default=[], metavar="TARGET",
+                    help="run fa_verify's suite on this kernel: file.py:name, file, folder, module:name")
+    group.addoption("--fa-cases", type=int, default=_DEFAULT_CASES, metavar="N",
+                    help=f"cases for each kernel (default {_DEFAULT_CASES})")
+    group.addoption("--fa-seed", default=str(_DEFAULT_SEED), metavar="SEED",
+                    help="seed of the run; 'random' draws one (nightly runs) and prints it")
+    group.addoption("--fa-backend", choices=["auto", "cpu", "cuda"], default="auto",
+                    help="where kernels run")
+    group.addoption("--fa-report", default="fa-verify-report", metavar="DIR",
+                    help="folder of the record and the merged report")  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """``--kernel`` without paths runs the suite alone."""
+    if not any(arg == "--kernel" or arg.startswith("--kernel=") for arg in args):
+        return
+    named = early_config.known_args_namespace.file_or_dir
+    if not named:
+        args += ["--pyargs", _SUITE]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With --kernel: fix the seed for all workers, one BLAS thread, and a fresh folder."""
+    if not config.getoption("--kernel"):
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if config.getoption("--fa-cases") < 1:
+        msg = f"--fa-cases={config.getoption('--fa-cases')}: must be at least 1"
+        raise pytest.UsageError(msg)
+    worker = getattr(config, "workerinput", None)
+    config.pluginmanager.register(_Run(config, worker), "fa_verify_run")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - xdist's type
+    """Hand the run's seed to an xdist worker."""
+    run = node.config.pluginmanager.get_plugin("fa_verify_run")
+    if run is not None:
+        node.workerinput["fa_verify"] = {"seed": run.seed, "stamp": run.stamp}
+
+
+class _Run:
+    """One pytest run with --kernel, in the controller and in each worker."""
+
+    def __init__(self, config: pytest.Config, workerinput: dict[str, Any] | None) -> None:
+        self.config = config
+        self.folder = Path(config.getoption("--fa-report"))
+        self.controller = workerinput is None
+        handed = (workerinput or {}).get("fa_verify")
+        seed = config.getoption("--fa-seed")
+        if handed:
+            self.seed, self.stamp = handed["seed"], handed["stamp"]
+        else:
+            if seed != "random" and not seed.isdecimal():
+                msg = f"--fa-seed={seed}: a whole number, or 'random'"
+                raise pytest.UsageError(msg)
+            self.seed = int.from_bytes(os.urandom(4)) if seed == "random" else int(seed)
+            self.stamp = f"pytest-{os.getpid()}"
+        self.worker = (workerinput or {}).get("workerid", "main")
+        self._writer: Writer | None = None
+        self._backend_name = ""
+
+    def pytest_report_header(self) -> str:
+        """The seed, so that the run can be repeated."""
+        return f"fa_verify: --fa-seed={self.seed}, records in {self.folder}"
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Kernel x dtype x pass x shard."""
+        if "fa_verify_shard" not in metafunc.fixturenames:
+            return
+        from fa_verify.errors import InvalidInputError, KernelLoadError  # noqa: PLC0415
+        from fa_verify.loader import load  # noqa: PLC0415 - only with --kernel
+
+        try:
+            kernels = [k for target in self.config.getoption("--kernel") for k in load(target)]
+        except (InvalidInputError, KernelLoadError) as error:
+            raise pytest.UsageError(str(error)) from error
+        parameters = [
+            (kernel, dtype, backward, shard)
+            for kernel in kernels
+            for dtype in (
+                kernel.capabilities.dtypes
+                if kernel.capabilities
+                else ("float16", "bfloat16", "float32")
+            )
+            for backward in ((False, True) if kernel.backward else (False,))
+            for shard in range(_SHARDS)
+        ]
+        per_kernel = max(1, len(parameters) // max(1, len(kernels)))
+        examples = -(-self.config.getoption("--fa-cases") // per_kernel)
+        metafunc.parametrize(
+            "fa_verify_shard",
+            [(*p, examples) for p in parameters],
+            ids=[f"{k.name}-{d}-{'bwd' if b else 'fwd'}-{s}" for k, d, b, s in parameters],
+            indirect=True,
+        )
+
+    @pytest.fixture
+    def fa_verify_shard(self, request: pytest.FixtureRequest) -> Iterator[Shard]:
+        """The shard of this test."""
+        from fa_verify.backends import make, resolve  # noqa: PLC0415
+        from fa_verify.suite.shard import Shard  # noqa: PLC0415
+
+        kernel, dtype, backward, index, examples = request.param
+        self._backend_name = resolve(self.config.getoption("--fa-backend"))
+        yield Shard(
+            kernel=kernel,
+            backend=make(self._backend_name, seconds=60.0),
+            backend_name=self._backend_name,
+            dtype=dtype,
+            backward=backward,
+            index=index,
+            examples=examples,
+            seed=self.seed,
+            writer=self._open(),
+        )
+
+    def _open(self) -> Writer:
+        if self._writer is None:
+            import torch  # noqa: PLC0415
+
+            from fa_verify.checking import start_line  # noqa: PLC0415
+            from fa_verify.record import Writer  # noqa: PLC0415
+
+            torch.set_num_threads(1)
+            self._writer = Writer(self.folder / f"{self.stamp}-{self.worker}.jsonl")
+            targets = self.config.getoption("--kernel")
+            self._writer.write(start_line(targets, self.seed, self._backend_name))
+        return self._writer
+
+    def pytest_sessionfinish(self) -> None:
+        """Close this process's record."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:  # noqa: ANN401 - pytest's type
+        """Merge the records of all workers into one report and print its table."""
+        from rich.console import Console  # noqa: PLC0415
+
+        from fa_verify.report import files, table  # noqa: PLC0415
+
+        records = sorted(self.folder.glob(f"{self.stamp}-*.jsonl"))
+        if not self.controller or not records:
+            return
+        summary = files.summary_of(records)
+        terminalreporter.section("fa_verify")
+        table.show(Console(file=terminalreporter._tw._file, highlight=False), summary, failures=0)  # noqa: SLF001 - the reporter's own stream
+        for path in files.write(summary, self.folder):
+            terminalreporter.write_line(f"  {path}")

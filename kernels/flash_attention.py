@@ -5,7 +5,7 @@ gives the same bits on every run; ``flash_atomic`` adds dQ atomically into a flo
 Everything accumulates in float32; P and dS are rounded to the input dtype before their products.
 """
 
-import math
+import dataclasses
 
 import torch
 import triton
@@ -13,6 +13,7 @@ import triton
 from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs
 
 from . import configs
+from .backward import delta_kernel, dkdv_kernel, dq_kernel
 from .forward import forward_kernel
 
 __all__ = ["attention_forward", "flash"]
@@ -23,6 +24,9 @@ _SMALLEST_DOT = 16  # tl.dot takes no smaller extent
 
 
 _forward_tuned = configs.autotuned(forward_kernel, configs.FORWARD)
+_dkdv_tuned = configs.autotuned(dkdv_kernel, configs.DKDV)
+_dkdv_atomic_tuned = configs.autotuned(dkdv_kernel, configs.DKDV, reset_to_zero=["dq_sum"])
+_dq_tuned = configs.autotuned(dq_kernel, configs.DQ)
 
 
 def split_columns(head_dim):
@@ -75,7 +79,8 @@ def _arguments(problem, *tensors):
         "band_lo": min(max(band_lo, -seqlen_q), seqlen_k),
         "band_hi": min(max(band_hi, -seqlen_q), seqlen_k),
         "softmax_scale": _float32(problem.scale),
-        "softcap": _float32(problem.softcap),
+        # Below 1e-30 every logit is 0 to float32; nor may scale / softcap overflow.
+        "softcap": max(_float32(problem.softcap), 1e-38 * abs(_float32(problem.scale)), 1e-30),
         "seqlen_bucket": triton.next_power_of_2(max(seqlen_q, seqlen_k, 1)),
         "BLOCK_D": block_d,
         "TAIL_D": tail_d,
@@ -115,29 +120,97 @@ def attention_forward(problem, q, k, v):
     if o.numel():
         arguments = _arguments(problem, q, k, v)
         kernel = _forward_tuned(q.element_size(), _columns(arguments))
-        sequences = problem.batch * problem.heads_q
-
-        def grid(meta):
-            return (triton.cdiv(problem.seqlen_q, meta["BLOCK_M"]) * sequences,)
-
-        kernel[grid](
+        kernel[_grid(problem.seqlen_q, "BLOCK_M", problem.batch * problem.heads_q)](
             q, k, v, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride()[:3], **arguments
         )
     return Outputs(o, lse)
 
 
+def attention_backward(problem, q, k, v, outputs, do):
+    """dq, dk, dv without atomics: the same bits on every run.
+
+    Args:
+        problem: As given to the forward pass; q, k, v likewise.
+        outputs: What `attention_forward` returned; o and lse are read.
+        do: (batch, heads_q, seqlen_q, head_dim_v), any strides, the dtype of o.
+    """
+    arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do)
+    dq = torch.empty(problem.shape_q, dtype=q.dtype, device=q.device)
+    shape = q.element_size(), _columns(arguments)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
+    if dk.numel():
+        _dkdv_tuned(*shape)[_grid(problem.seqlen_k, "BLOCK_N", problem.batch * problem.heads_kv)](
+            q, k, v, do, outputs.lse, delta, dk, dv, None, *strides,
+            heads_kv=problem.heads_kv, ATOMIC_DQ=False, **arguments,
+        )  # fmt: skip
+    if dq.numel():
+        _dq_tuned(*shape)[_grid(problem.seqlen_q, "BLOCK_M", problem.batch * problem.heads_q)](
+            q, k, v, do, outputs.lse, delta, dq, *strides, **arguments
+        )
+    return Grads(dq, dk, dv)
+
+
+def attention_backward_atomic(problem, q, k, v, outputs, do):
+    """dq, dk, dv in one kernel; dq is summed atomically, so its last bits depend on the schedule.
+
+    Arguments as those of `attention_backward`.
+    """
+    arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do)
+    dq_sum = torch.zeros(problem.shape_q, dtype=torch.float32, device=q.device)
+    shape = q.element_size(), _columns(arguments)
+    if dk.numel():
+        _dkdv_atomic_tuned(*shape)[
+            _grid(problem.seqlen_k, "BLOCK_N", problem.batch * problem.heads_kv)
+        ](
+            q, k, v, do, outputs.lse, delta, dk, dv, dq_sum,
+            *q.stride(), *k.stride(), *v.stride(), *do.stride(),
+            heads_kv=problem.heads_kv, ATOMIC_DQ=True, **arguments,
+        )  # fmt: skip
+    dq = dq_sum.mul_(arguments["softmax_scale"]).to(q.dtype)
+    return Grads(dq, dk, dv)
+
+
+def _backward_start(problem, q, k, v, outputs, do):
+    """What both backward passes need: shared arguments, delta, and empty dk and dv."""
+    arguments = _arguments(problem, q, k, v, do)
+    delta = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
+    dk = torch.empty(problem.shape_k, dtype=k.dtype, device=k.device)
+    dv = torch.empty(problem.shape_v, dtype=v.dtype, device=v.device)
+    if delta.numel():
+        delta_kernel[_grid(problem.seqlen_q, "BLOCK_M", problem.batch * problem.heads_q)](
+            outputs.o, do, delta, *outputs.o.stride(), *do.stride(),
+            problem.heads_q, problem.seqlen_q, problem.head_dim_v,
+            **{name: arguments[name] for name in ("BLOCK_DV", "TAIL_DV", "PADDED_DV")},
+            VECTOR=_vector(problem, outputs.o, do), BLOCK_M=32,
+        )  # fmt: skip
+    return arguments, delta, dk, dv
+
+
+def _grid(seqlen, block, sequences):
+    """One program for each block of rows of each sequence, along one axis (the others end at 65535)."""
+    return lambda meta: (triton.cdiv(seqlen, meta[block]) * sequences,)
+
+
+_CAPABILITIES = Capabilities(
+    dot_precisions=("ieee", "tf32", "tf32x3"),
+    head_dims_v=range(1, 257),
+    window=True,
+    softcap=True,
+    deterministic=True,
+    batch_invariant=True,
+)
+
 flash = Kernel(
     name="flash",
     forward=attention_forward,
-    backward=None,
-    capabilities=Capabilities(
-        dot_precisions=("ieee", "tf32", "tf32x3"),
-        head_dims_v=range(1, 257),
-        window=True,
-        softcap=True,
-        backward=False,
-        deterministic=True,
-        batch_invariant=True,
-    ),
+    backward=attention_backward,
+    capabilities=_CAPABILITIES,
     arithmetic=Arithmetic(ds_scale="after"),
+)
+flash_atomic = Kernel(
+    name="flash_atomic",
+    forward=attention_forward,
+    backward=attention_backward_atomic,
+    capabilities=dataclasses.replace(_CAPABILITIES, deterministic=False, batch_invariant=False),
+    arithmetic=Arithmetic(ds_scale="after", dq_atomics=True),
 )

@@ -1,0 +1,334 @@
+"""The backward kernels: delta, then dK and dV by key blocks, and dQ by query blocks or atomically.
+
+With S the scaled (and soft-capped) logits: P = exp(S - lse), dP = dO V^T, delta = sum_d dO o,
+dS = P (dP - delta) (times 1 - tanh^2 under a softcap), dV = P^T dO, dK = scale dS^T Q,
+dQ = scale dS K. P and dS are rounded to the input dtype before their products, the scale is applied
+to the float32 sums, and everything else is float32.
+"""
+
+import triton
+import triton.language as tl
+
+from .tiles import (
+    LOG2E,
+    add_product,
+    dot_rows,
+    head_start,
+    is_visible,
+    load_rows,
+    row_pointers,
+    store_rows,
+    tanh,
+    tanh_slope,
+    zero_rows,
+)
+
+_STRIDES = (
+    "stride_qb", "stride_qh", "stride_qm", "stride_qd",
+    "stride_kb", "stride_kh", "stride_kn", "stride_kd",
+    "stride_vb", "stride_vh", "stride_vn", "stride_vd",
+    "stride_dob", "stride_doh", "stride_dom", "stride_dod",
+    "stride_ob", "stride_oh", "stride_om", "stride_od",
+)  # fmt: skip
+_SIZES = (
+    "heads_q", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
+    "band_lo", "band_hi", "seqlen_bucket",
+)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_STRIDES + _SIZES)
+def delta_kernel(
+    o, do, delta,
+    stride_ob, stride_oh, stride_om, stride_od,
+    stride_dob, stride_doh, stride_dom, stride_dod,
+    heads_q, seqlen_q, head_dim_v,
+    BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """delta = sum over head_dim_v of do * o, float32, (batch, heads_q, seqlen_q) contiguous."""
+    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    program = tl.program_id(0)
+    sequence = program // blocks
+    first_query = program % blocks * BLOCK_M
+    batch = sequence // heads_q
+    head = sequence % heads_q
+    o_head = head_start(o, batch, head, stride_ob, stride_oh, VECTOR)
+    do_head = head_start(do, batch, head, stride_dob, stride_doh, VECTOR)
+    o_tile, o_tail = load_rows(
+        o_head, first_query, seqlen_q, head_dim_v, stride_om, stride_od,
+        BLOCK_M, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
+    )  # fmt: skip
+    do_tile, do_tail = load_rows(
+        do_head, first_query, seqlen_q, head_dim_v, stride_dom, stride_dod,
+        BLOCK_M, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
+    )  # fmt: skip
+    total = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if TAIL_DV > 0:
+        total += tl.sum(o_tail.to(tl.float32) * do_tail.to(tl.float32), 1)
+    queries = first_query + tl.arange(0, BLOCK_M)
+    delta_head = delta + tl.cast(sequence, tl.int64) * seqlen_q
+    tl.store(delta_head + queries, total, mask=queries < seqlen_q)
+
+
+@triton.jit
+def load_lse_log2(head, queries, seqlen_q):
+    """lse of some queries in base 2. Rows that saw no key get +inf, so that their P is 0."""
+    row_lse = tl.load(head + queries, mask=queries < seqlen_q, other=float("inf"))
+    return tl.where(row_lse == float("-inf"), float("inf"), row_lse * LOG2E)
+
+
+@triton.jit
+def probabilities(products, row_lse, softmax_scale, softcap, SOFTCAP: tl.constexpr):
+    """P from q k^T and lse (base 2), and the derivative of the softcap (1 without)."""
+    if SOFTCAP:
+        capped = products * (softmax_scale / softcap)
+        logits = tanh(capped) * (softcap * LOG2E)
+        slope = tanh_slope(capped)
+    else:
+        logits = products * (softmax_scale * LOG2E)
+        slope = 1.0
+    # P is at most 1. Where |logits| > 2^24 the rounding error of the difference alone could
+    # exceed that by any factor, up to inf. NaN in the inputs must come through.
+    exponent = tl.minimum(logits - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.exp2(exponent), slope
+
+
+@triton.jit(do_not_specialize=_STRIDES + _SIZES)
+def dkdv_kernel(
+    q, k, v, do, lse, delta, dk, dv, dq_sum,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_dob, stride_doh, stride_dom, stride_dod,
+    heads_q, heads_kv, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
+    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,
+    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
+    DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr, ATOMIC_DQ: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Write dk and dv of BLOCK_N keys of one key head; under ATOMIC_DQ add dS K to dq_sum.
+
+    One program visits every query head of the key head's group, so nothing is reduced across
+    programs but dq_sum.
+
+    Args:
+        q, k, v, do: (batch, heads, seqlen, head_dim) with any strides.
+        lse, delta: (batch, heads_q, seqlen_q) float32, contiguous.
+        dk, dv: Shaped as k, v; contiguous.
+        dq_sum: Shaped as q; float32, contiguous; receives dQ / softmax_scale. None without
+            ATOMIC_DQ.
+        seqlen_bucket: Read by the autotuner only.
+    """
+    blocks = tl.cdiv(seqlen_k, BLOCK_N)
+    program = tl.program_id(0)
+    sequence = program // blocks  # of all batch * heads_kv
+    first_key = program % blocks * BLOCK_N
+    batch = sequence // heads_kv
+    head_kv = sequence % heads_kv
+    keys = first_key + tl.arange(0, BLOCK_N)
+    k_head = head_start(k, batch, head_kv, stride_kb, stride_kh, VECTOR)
+    v_head = head_start(v, batch, head_kv, stride_vb, stride_vh, VECTOR)
+    k_tile, k_tail = load_rows(
+        k_head, first_key, seqlen_k, head_dim, stride_kn, stride_kd,
+        BLOCK_N, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
+    )  # fmt: skip
+    v_tile, v_tail = load_rows(
+        v_head, first_key, seqlen_k, head_dim_v, stride_vn, stride_vd,
+        BLOCK_N, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
+    )  # fmt: skip
+
+    # Queries that may see some key of the block: [query_begin, query_end). From interior_begin on
+    # (in whole blocks) they see every key of it, unless there is a lower limit or the keys end.
+    last_key = tl.minimum(first_key + BLOCK_N, seqlen_k) - 1
+    query_begin = 0
+    interior_begin = 0
+    query_end = seqlen_q
+    if HAS_HI:
+        query_begin = tl.maximum(first_key - band_hi, 0) // BLOCK_M * BLOCK_M
+        interior_begin = tl.cdiv(tl.maximum(last_key - band_hi, 0), BLOCK_M) * BLOCK_M
+    if HAS_LO:
+        query_end = tl.minimum(query_end, last_key - band_lo + 1)
+        interior_begin = query_end
+    if first_key + BLOCK_N > seqlen_k:
+        interior_begin = query_end
+    interior_begin = tl.minimum(interior_begin, query_end)
+
+    dk_acc, dk_tail = zero_rows(BLOCK_N, BLOCK_D, TAIL_D)
+    dv_acc, dv_tail = zero_rows(BLOCK_N, BLOCK_DV, TAIL_DV)
+    for member in range(group):
+        head_q = head_kv * group + member
+        q_head = head_start(q, batch, head_q, stride_qb, stride_qh, VECTOR)
+        do_head = head_start(do, batch, head_q, stride_dob, stride_doh, VECTOR)
+        row = tl.cast(batch * heads_q + head_q, tl.int64) * seqlen_q
+        # Unrolled: the body is compiled with masks, then without (not at all under a lower limit).
+        for INTERIOR in tl.static_range(0, 1 if HAS_LO else 2):
+            begin = query_begin
+            end = interior_begin
+            if INTERIOR == 1:
+                begin = interior_begin
+                end = query_end
+            for first_query in tl.range(begin, end, BLOCK_M):
+                queries = first_query + tl.arange(0, BLOCK_M)
+                q_tile, q_tail = load_rows(
+                    q_head, first_query, seqlen_q, head_dim, stride_qm, stride_qd,
+                    BLOCK_M, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
+                )  # fmt: skip
+                do_tile, do_tail = load_rows(
+                    do_head, first_query, seqlen_q, head_dim_v, stride_dom, stride_dod,
+                    BLOCK_M, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
+                )  # fmt: skip
+                row_lse = load_lse_log2(lse + row, queries, seqlen_q)
+                row_delta = tl.load(delta + row + queries, mask=queries < seqlen_q, other=0.0)
+                # Transposed tiles (keys, queries), ready to be left operands.
+                products = dot_rows(k_tile, k_tail, q_tile, q_tail, TAIL_D, DOT_PRECISION)
+                p, slope = probabilities(
+                    products, row_lse[None, :], softmax_scale, softcap, SOFTCAP
+                )
+                if INTERIOR == 0:
+                    visible = is_visible(
+                        queries[None, :], keys[:, None], seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI
+                    )
+                    p = tl.where(visible, p, 0.0)
+                dv_acc, dv_tail = add_product(
+                    dv_acc, dv_tail, p.to(do_tile.dtype), do_tile, do_tail, TAIL_DV, DOT_PRECISION
+                )
+                dp = dot_rows(v_tile, v_tail, do_tile, do_tail, TAIL_DV, DOT_PRECISION)
+                ds = p * (dp - row_delta[None, :]) * slope
+                if INTERIOR == 0:
+                    ds = tl.where(visible, ds, 0.0)  # 0 times a dp that overflowed is NaN
+                ds = ds.to(q_tile.dtype)
+                dk_acc, dk_tail = add_product(
+                    dk_acc, dk_tail, ds, q_tile, q_tail, TAIL_D, DOT_PRECISION
+                )
+                if ATOMIC_DQ:
+                    add_dq(
+                        dq_sum + row * (head_dim // VECTOR * VECTOR), first_query, seqlen_q, head_dim,
+                        ds, k_tile, k_tail, BLOCK_M, BLOCK_D, TAIL_D, DOT_PRECISION, VECTOR,
+                    )  # fmt: skip
+
+    dk_head = dk + tl.cast(sequence, tl.int64) * seqlen_k * (head_dim // VECTOR * VECTOR)
+    dv_head = dv + tl.cast(sequence, tl.int64) * seqlen_k * (head_dim_v // VECTOR * VECTOR)
+    store_rows(
+        dk_head, first_key, seqlen_k, head_dim, head_dim,
+        dk_acc * softmax_scale, dk_tail * softmax_scale, BLOCK_N, BLOCK_D, TAIL_D, VECTOR,
+    )  # fmt: skip
+    store_rows(
+        dv_head, first_key, seqlen_k, head_dim_v, head_dim_v,
+        dv_acc, dv_tail, BLOCK_N, BLOCK_DV, TAIL_DV, VECTOR,
+    )  # fmt: skip
+
+
+@triton.jit
+def add_dq(
+    dq_head, first_query, seqlen_q, head_dim, ds, k_tile, k_tail,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr,
+    DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Add dS K to the rows of one head; ds is transposed, (keys, queries)."""
+    dq_acc, dq_tail = zero_rows(BLOCK_M, BLOCK_D, TAIL_D)
+    dq_acc, dq_tail = add_product(
+        dq_acc, dq_tail, tl.trans(ds), k_tile, k_tail, TAIL_D, DOT_PRECISION
+    )
+    rows_inside = (first_query + tl.arange(0, BLOCK_M) < seqlen_q)[:, None]
+    pointers = row_pointers(dq_head, first_query, 0, head_dim, 1, BLOCK_M, BLOCK_D, VECTOR)
+    inside = rows_inside & (tl.arange(0, BLOCK_D) < head_dim)[None, :]
+    tl.atomic_add(pointers, dq_acc, mask=inside, sem="relaxed")
+    if TAIL_D > 0:
+        pointers = row_pointers(dq_head, first_query, BLOCK_D, head_dim, 1, BLOCK_M, TAIL_D, VECTOR)
+        inside = rows_inside & (BLOCK_D + tl.arange(0, TAIL_D) < head_dim)[None, :]
+        tl.atomic_add(pointers, dq_tail, mask=inside, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=_STRIDES + _SIZES)
+def dq_kernel(
+    q, k, v, do, lse, delta, dq,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_dob, stride_doh, stride_dom, stride_dod,
+    heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
+    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,
+    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
+    DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Write dq of BLOCK_M queries of one head. Arguments as those of dkdv_kernel."""
+    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    program = tl.program_id(0)
+    sequence = program // blocks  # of all batch * heads_q
+    first_query = (blocks - 1 - program % blocks) * BLOCK_M  # causal: the longest rows first
+    batch = sequence // heads_q
+    head_q = sequence % heads_q
+    head_kv = head_q // group
+    q_head = head_start(q, batch, head_q, stride_qb, stride_qh, VECTOR)
+    do_head = head_start(do, batch, head_q, stride_dob, stride_doh, VECTOR)
+    k_head = head_start(k, batch, head_kv, stride_kb, stride_kh, VECTOR)
+    v_head = head_start(v, batch, head_kv, stride_vb, stride_vh, VECTOR)
+    row = tl.cast(sequence, tl.int64) * seqlen_q
+    queries = first_query + tl.arange(0, BLOCK_M)
+    q_tile, q_tail = load_rows(
+        q_head, first_query, seqlen_q, head_dim, stride_qm, stride_qd,
+        BLOCK_M, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
+    )  # fmt: skip
+    do_tile, do_tail = load_rows(
+        do_head, first_query, seqlen_q, head_dim_v, stride_dom, stride_dod,
+        BLOCK_M, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
+    )  # fmt: skip
+    row_lse = load_lse_log2(lse + row, queries, seqlen_q)
+    row_delta = tl.load(delta + row + queries, mask=queries < seqlen_q, other=0.0)
+
+    # The same blocks of keys as in the forward kernel.
+    last_query = tl.minimum(first_query + BLOCK_M, seqlen_q) - 1
+    key_begin = 0
+    key_end = seqlen_k
+    interior_end = seqlen_k
+    if HAS_LO:
+        key_begin = tl.maximum(first_query + band_lo, 0) // BLOCK_N * BLOCK_N
+    if HAS_HI:
+        key_end = tl.minimum(key_end, last_query + band_hi + 1)
+        interior_end = tl.maximum(tl.minimum(interior_end, first_query + band_hi + 1), 0)
+    interior_end = interior_end // BLOCK_N * BLOCK_N
+
+    dq_acc, dq_tail = zero_rows(BLOCK_M, BLOCK_D, TAIL_D)
+    for MASKED in tl.static_range(1 if HAS_LO else 0, 2):
+        begin = key_begin
+        end = interior_end
+        if MASKED == 1:
+            end = key_end
+            if not HAS_LO:
+                begin = interior_end
+        for first_key in tl.range(begin, end, BLOCK_N):
+            k_tile, k_tail = load_rows(
+                k_head, first_key, seqlen_k, head_dim, stride_kn, stride_kd,
+                BLOCK_N, BLOCK_D, TAIL_D, MASKED == 1, PADDED_D, VECTOR,
+            )  # fmt: skip
+            v_tile, v_tail = load_rows(
+                v_head, first_key, seqlen_k, head_dim_v, stride_vn, stride_vd,
+                BLOCK_N, BLOCK_DV, TAIL_DV, MASKED == 1, PADDED_DV, VECTOR,
+            )  # fmt: skip
+            products = dot_rows(q_tile, q_tail, k_tile, k_tail, TAIL_D, DOT_PRECISION)
+            p, slope = probabilities(products, row_lse[:, None], softmax_scale, softcap, SOFTCAP)
+            if MASKED == 1:
+                keys = first_key + tl.arange(0, BLOCK_N)
+                visible = is_visible(
+                    queries[:, None], keys[None, :], seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI
+                )
+                p = tl.where(visible, p, 0.0)
+            dp = dot_rows(do_tile, do_tail, v_tile, v_tail, TAIL_DV, DOT_PRECISION)
+            ds = p * (dp - row_delta[:, None]) * slope
+            if MASKED == 1:
+                ds = tl.where(visible, ds, 0.0)  # 0 times a dp that overflowed is NaN
+            ds = ds.to(k_tile.dtype)
+            dq_acc, dq_tail = add_product(
+                dq_acc, dq_tail, ds, k_tile, k_tail, TAIL_D, DOT_PRECISION
+            )
+
+    dq_head = dq + row * (head_dim // VECTOR * VECTOR)
+    store_rows(
+        dq_head, first_query, seqlen_q, head_dim, head_dim,
+        dq_acc * softmax_scale, dq_tail * softmax_scale, BLOCK_M, BLOCK_D, TAIL_D, VECTOR,
+    )  # fmt: skip

@@ -6,6 +6,7 @@ It imports nothing but pytest until ``--kernel`` is given: other people's runs m
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ class _Run:
             self.stamp = f"pytest-{os.getpid()}"
         self.worker = (workerinput or {}).get("workerid", "main")
         self._writer: Writer | None = None
+        self._begin = time.monotonic()
         self._backend_name = ""
 
     def pytest_report_header(self) -> str:
@@ -157,9 +159,13 @@ class _Run:
             self._writer.write(start_line(targets, self.seed, self._backend_name))
         return self._writer
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Close this process's record."""
         if self._writer is not None:
+            from fa_verify.record import End  # noqa: PLC0415
+
+            seconds = time.monotonic() - self._begin
+            self._writer.write(End(seconds=seconds, cases=0, exit_code=int(exitstatus)))
             self._writer.close()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:  # noqa: ANN401 - pytest's type

@@ -1,0 +1,96 @@
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from fa_verify import cli
+
+
+def run(*arguments, timeout=120):
+    """The command line in a process of its own: exit code and output."""
+    result = subprocess.run(
+        [sys.executable, "-c", "from fa_verify.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def check(target, folder, *options):
+    return run("check", target, "--report", str(folder), "-n", "1", "--cases", "3", *options)
+
+
+def test_a_right_kernel_passes_and_leaves_a_report(tmp_path):
+    code, output = check("tests/targets/plain.py:right", tmp_path)
+    assert code == 0, output
+    assert "PASS" in output
+    assert {p.suffix for p in tmp_path.iterdir()} == {".jsonl", ".html", ".md"}
+    (record,) = tmp_path.glob("*.jsonl")
+    kinds = [json.loads(line)["type"] for line in record.read_text().splitlines()]
+    assert kinds == ["start", "case", "case", "case", "end"]
+
+
+def test_a_wrong_kernel_fails_with_a_line_that_replays_it(tmp_path):
+    code, output = run(
+        "check", "tests/targets/wrong.py:wrong", "--report", str(tmp_path), "-n", "2", "--cases", "20"
+    )
+    assert code == 1, output
+    (line,) = set(re.findall(r"fa-verify (replay .*)", output)) or {""}
+    assert "s=3x" in line, output  # the smallest case: three queries
+    code, output = run(*shlex.split(line))
+    assert code == 1, output
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [("hangs", "hangs"), ("dies", "the worker died"), ("explodes", "raised"), ("raises", "raised")],
+)
+def test_a_kernel_that_breaks_its_process_is_a_failure_with_its_case(tmp_path, name, title):
+    code, output = check(f"tests/targets/wrong.py:{name}", tmp_path, "--timeout", "1s", "--budget", "40s")
+    assert code == 1, output
+    assert title in output
+    assert "pass=" in output
+
+
+def test_a_bare_function_that_refuses_is_unsupported_and_nothing_is_verified(tmp_path):
+    code, output = check("tests/targets/wrong.py:bare", tmp_path)
+    assert code == 3, output
+    assert "head_dim: not today" in output
+    assert check("tests/targets/wrong.py:bare", tmp_path, "--strict")[0] == 1
+
+
+def test_a_file_without_kernels_verifies_nothing(tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    assert check(str(tmp_path / "empty.py"), tmp_path)[0] == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", "tests/targets/none.py"],
+        ["check", "tests/targets/plain.py", "--budget", "soon"],
+        ["check", "tests/targets/plain.py", "--cases", "0"],
+        ["replay", "tests/targets/plain.py:right", "pass=fwd s=1x1 d=999 dtype=float16 seed=0"],
+        ["replay", "tests/targets/plain.py:right", "__import__('os').system('true')"],
+        ["report", "none.jsonl"],
+        ["nonsense"],
+    ],
+)
+def test_misuse_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2, capsys.readouterr()
+
+
+def test_list_shows_what_a_kernel_declares(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["list", "tests/targets/plain.py"])
+    assert stop.value.code == 0
+    assert "tests/targets/plain.py:right" in capsys.readouterr().out

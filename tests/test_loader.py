@@ -1,0 +1,69 @@
+import sys
+
+import pytest
+
+from fa_verify import functions, loader
+from fa_verify.errors import InvalidInputError, KernelLoadError
+
+PLAIN = "tests/targets/plain.py"
+
+
+def test_a_file_yields_its_kernels_with_target_and_hash():
+    (kernel,) = loader.load(PLAIN)
+    assert kernel.name == "right"
+    assert kernel.target == f"{PLAIN}:right"
+    assert len(kernel.source_hash) == 12
+
+
+def test_a_folder_yields_the_kernels_of_all_files():
+    names = {kernel.name for kernel in loader.load("tests/targets")}
+    assert {"right", "wrong", "hangs"} <= names
+
+
+def test_loading_a_folder_puts_nothing_on_the_path():
+    before = list(sys.path)
+    loader.load("kernels")
+    assert sys.path == before
+    assert "kernels" not in sys.modules
+
+
+def test_the_kernels_folder_is_found():
+    assert {kernel.name for kernel in loader.load("kernels")} >= {"flash", "flash_atomic"}
+
+
+@pytest.mark.parametrize("name", ["sdpa", "flash_attn_func"])
+def test_a_function_with_a_known_signature_is_a_kernel(name):
+    (kernel,) = loader.load(f"{PLAIN}:{name}")
+    assert kernel.layout == ("bshd" if name == "flash_attn_func" else "bhsd")
+    assert kernel.capabilities is None
+
+
+def test_torch_s_own_function_is_a_kernel():
+    (kernel,) = loader.load("torch.nn.functional:scaled_dot_product_attention")
+    assert kernel.target == "torch.nn.functional:scaled_dot_product_attention"
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("tests/targets/none.py", "no such file"),
+        (f"{PLAIN}:nothing", "has no such name"),
+        ("no_such_module:name", "No module named"),
+        ("plain", "file.py:NAME"),
+    ],
+)
+def test_a_bad_target_says_what_is_wrong(target, message):
+    with pytest.raises((KernelLoadError, InvalidInputError), match=message):
+        loader.load(target)
+
+
+def test_an_import_that_raises_is_reported(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("raise RuntimeError('at import')")
+    with pytest.raises(KernelLoadError, match="RuntimeError: at import"):
+        loader.load(str(path))
+
+
+def test_a_function_without_q_k_v_is_refused():
+    with pytest.raises(InvalidInputError, match="needs parameters q, k, v"):
+        functions.as_kernel(lambda a, b: None, "f")

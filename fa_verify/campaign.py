@@ -116,7 +116,7 @@ class _Pool:
             failure = FailureRecord(
                 check="timeout",
                 title="the kernel hangs",
-                message=f"no result within {self._plan.timeout + _GRACE:g} s; the worker was killed",
+                message=f"no result in {self._plan.timeout + _GRACE:g} s; the worker was killed",
             )
         except pebble.ProcessExpired as error:
             failure = FailureRecord(
@@ -125,7 +125,9 @@ class _Pool:
                 message=f"the process running this case ended with exit code {error.exitcode}",
             )
         except Exception as error:  # noqa: BLE001 - the worker itself broke (kernel import, protocol)
-            return _record(kernel, case, setup, Verdict.ERROR, reason=f"{type(error).__name__}: {error}")
+            return _record(
+                kernel, case, setup, Verdict.ERROR, reason=f"{type(error).__name__}: {error}"
+            )
         return _record(kernel, case, setup, Verdict.FAIL, failures=(failure,))
 
     def stop(self) -> None:
@@ -254,9 +256,7 @@ def _shrink(pool: _Pool, kernel: Kernel, record: CaseRecord, plan: Plan) -> Shru
 
     def fails(case: Case) -> bool:
         nonlocal best
-        tried = pool.result(
-            pool.submit(kernel, case, setup, search=True), kernel, case, setup
-        )
+        tried = pool.result(pool.submit(kernel, case, setup, search=True), kernel, case, setup)
         same = bool(wanted & {(f.check, f.title) for f in tried.failures})
         if same and (best is record or _size(tried) <= _size(best)):
             best = tried

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Container
+from typing import TYPE_CHECKING
 
-from fa_verify.masks import Alignment
-from fa_verify.problem import DotPrecision, DType, Problem
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from fa_verify.masks import Alignment
+    from fa_verify.problem import DotPrecision, DType, Problem
 
 __all__ = ["Capabilities"]
 
@@ -32,7 +35,8 @@ class Capabilities:
         deterministic: The same launch gives the same bits, in any program order.
         batch_invariant: A sequence's bits do not depend on its batch mates.
         empty_row_lse: lse of a fully masked row.
-        isolates_masked_nan: NaN at a key inside the sequence, hidden from a row, leaves the row alone.
+        isolates_masked_nan: NaN at a key inside the sequence, hidden from a row, leaves the row as
+            it was.
     """
 
     dtypes: tuple[DType, ...] = ("float16", "bfloat16", "float32")

@@ -1,4 +1,4 @@
-"""`Case`: a problem, a value family and a seed. It never holds elements, and it is one line of text."""
+"""`Case`: a problem, value families and a seed. It never holds elements; it is one line of text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Case:
     ``str(case)`` is one line that `parse` reads back; defaults are left out.
 
     >>> from fa_verify.masks import Mask
-    >>> problem = Problem(seqlen_q=3, seqlen_k=5, head_dim=80, head_dim_v=80, mask=Mask(causal=True))
+    >>> mask = Mask(causal=True)
+    >>> problem = Problem(seqlen_q=3, seqlen_k=5, head_dim=80, head_dim_v=80, mask=mask)
     >>> str(Case(problem=problem, seed=7))
     'pass=fwd s=3x5 d=80 dtype=float16 mask=causal seed=7'
     """
@@ -141,10 +142,16 @@ class Case:
             mask=_parse_mask(tokens["mask"]) if "mask" in tokens else Mask(),
             softmax_scale=float(tokens["scale"]) if "scale" in tokens else None,
             softcap=float(tokens.get("cap", "0")),
-            **{field: Layout.parse(tokens[key]) for key, field in _LAYOUTS.items() if key in tokens},  # type: ignore[arg-type]
+            **{
+                field: Layout.parse(tokens[key]) for key, field in _LAYOUTS.items() if key in tokens
+            },  # type: ignore[arg-type]
         )
         values = Values(
-            **{key: tokens[f"{key}.values"] for key in ("qk", "v", "do") if f"{key}.values" in tokens},
+            **{
+                key: tokens[f"{key}.values"]
+                for key in ("qk", "v", "do")
+                if f"{key}.values" in tokens
+            },
             logits=float(tokens.get("logits", "1")),
         )
         return cls(

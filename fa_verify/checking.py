@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 import platform
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -29,6 +28,7 @@ from fa_verify.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from fa_verify.kernel import Kernel
     from fa_verify.record import Line
@@ -57,7 +57,9 @@ def check(
     console = Console(highlight=False)
     kernels = _load(targets)
     if not kernels:
-        console.print(f"no Kernel found in {', '.join(targets)}: nothing was verified", markup=False)
+        console.print(
+            f"no Kernel found in {', '.join(targets)}: nothing was verified", markup=False
+        )
         return _NOTHING
     backend = backends.resolve(backend)
     plan = campaign.Plan(
@@ -71,7 +73,7 @@ def check(
         dtype=dtype,
     )
     begin = time.monotonic()
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
     writer = Writer(folder / f"{stamp}-{os.getpid()}.jsonl")
     show = _Show(console, writer, kernels, plan)
     show.write(start_line(targets, seed, backend))
@@ -82,9 +84,7 @@ def check(
         writer.close()
     summary = summarise(show.lines)
     code = exit_code(summary, strict=strict)
-    show.lines.append(
-        End(seconds=time.monotonic() - begin, cases=summary.cases, exit_code=code)
-    )
+    show.lines.append(End(seconds=time.monotonic() - begin, cases=summary.cases, exit_code=code))
     writer = Writer(writer.path)
     writer.write(show.lines[-1])
     writer.close()
@@ -96,7 +96,7 @@ def check(
 
 
 class _Show:
-    """A campaign's listener: writes the record, moves the bar, prints a fault when it is first seen."""
+    """A campaign's listener: writes the record, moves the bar, prints a fault at first sight."""
 
     def __init__(
         self, console: Console, writer: Writer, kernels: Sequence[Kernel], plan: campaign.Plan
@@ -112,7 +112,9 @@ class _Show:
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:.0f}" + (f"/{self._total} cases" if self._total else " cases")),
+            TextColumn(
+                "{task.completed:.0f}" + (f"/{self._total} cases" if self._total else " cases")
+            ),
             TextColumn("{task.fields[failed]} failed"),
             TimeElapsedColumn(),
             console=console,
@@ -178,11 +180,21 @@ def list_kernels(targets: Sequence[str]) -> int:
     console = Console(highlight=False)
     kernels = _load(targets)
     for kernel in kernels:
-        console.print(Text(kernel.name, style="bold"), Text(f"{kernel.target} @{kernel.source_hash}"))
+        console.print(
+            Text(kernel.name, style="bold"), Text(f"{kernel.target} @{kernel.source_hash}")
+        )
         declared = kernel.capabilities
         text = "no Capabilities: a clear raise is `unsupported`"
         if declared is not None:
-            flags = ("window", "softcap", "gqa", "layouts", "empty", "deterministic", "batch_invariant")
+            flags = (
+                "window",
+                "softcap",
+                "gqa",
+                "layouts",
+                "empty",
+                "deterministic",
+                "batch_invariant",
+            )
             text = ", ".join(
                 [*declared.dtypes, *(flag for flag in flags if getattr(declared, flag))]
             )
@@ -204,7 +216,7 @@ def start_line(targets: Sequence[str], seed: int, backend: str) -> Start:
         torch=torch.__version__,
         triton=triton.__version__,
         platform=platform.platform(),
-        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        started=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         targets=tuple(targets),
         false_alarm=RUN_RISK,
     )

@@ -34,7 +34,9 @@ class _Seconds(click.ParamType):
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's signature
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Seconds as a float."""
         if isinstance(value, float):
             return value
@@ -52,22 +54,53 @@ def _cli() -> None:
 
 @_cli.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option("--backend", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
-              help="Where kernels run; auto takes cuda where there is a device.")
-@click.option("--cases", type=click.IntRange(min=1), default=None,
-              help="Cases for each kernel.  [default: 200, or what the budget allows]")
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where kernels run; auto takes cuda where there is a device.",
+)
+@click.option(
+    "--cases",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Cases for each kernel.  [default: 200, or what the budget allows]",
+)
 @click.option("--budget", type=_Seconds(), default=None, help="Stop after this long: 90s, 2m, 1h.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Seed of the run; the same seed draws the same cases.")
-@click.option("-n", "--workers", type=click.IntRange(min=1), default=None,
-              help="Worker processes.  [default: one a core]")
-@click.option("--dtype", type=click.Choice(["float16", "bfloat16", "float32"]), default=None,
-              help="Only this dtype.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the run; the same seed draws the same cases.",
+)
+@click.option(
+    "-n",
+    "--workers",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Worker processes.  [default: one a core]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float16", "bfloat16", "float32"]),
+    default=None,
+    help="Only this dtype.",
+)
 @click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of one case.  [default: 60s]")
-@click.option("--report", "folder", type=click.Path(file_okay=False, path_type=Path),
-              default=Path("fa-verify-report"), show_default=True, help="Folder of record and report.")
-@click.option("--strict", is_flag=True, help="Unsupported cases and inconclusive elements fail too.")
-def check(targets: tuple[str, ...], folder: Path, *, strict: bool, **options: Any) -> int:  # noqa: ANN401
+@click.option(
+    "--report",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("fa-verify-report"),
+    show_default=True,
+    help="Folder of record and report.",
+)
+@click.option(
+    "--strict", is_flag=True, help="Unsupported cases and inconclusive elements fail too."
+)
+def check(targets: tuple[str, ...], folder: Path, *, strict: bool, **options: Any) -> int:
     """Fuzz the kernels that TARGET names: a folder, a file, file.py:NAME or module:NAME."""
     from fa_verify import checking  # noqa: PLC0415 - torch and Triton take seconds to load
 
@@ -97,9 +130,17 @@ def list_kernels(targets: tuple[str, ...]) -> int:
 
 
 @_cli.command()
-@click.argument("records", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RECORD...")
-@click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path),
-              default=Path("fa-verify-report"), show_default=True, help="Folder to write to.")
+@click.argument(
+    "records", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RECORD..."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("fa-verify-report"),
+    show_default=True,
+    help="Folder to write to.",
+)
 def report(records: tuple[Path, ...], output: Path) -> int:
     """Write report.html and report.md from records (.jsonl files, or folders of them)."""
     from fa_verify.report import files  # noqa: PLC0415
@@ -126,8 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking must not start a context
     errors = Console(stderr=True, highlight=False)
     try:
-        code = _cli.main(list(sys.argv[1:] if arguments is None else arguments),
-                         prog_name="fa-verify", standalone_mode=False)
+        code = _cli.main(
+            list(sys.argv[1:] if arguments is None else arguments),
+            prog_name="fa-verify",
+            standalone_mode=False,
+        )
     except click.ClickException as error:
         error.show()
         code = _MISUSE

@@ -1,4 +1,4 @@
-"""Errors that mean the harness was misused. A wrong kernel is data, never an exception of ours."""
+"""Errors that mean the harness was misused. A wrong kernel is data, never an exception."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["InvalidInputError", "KernelLoadError", "UnsupportedProblemError"]
 
 
 class InvalidInputError(ValueError):
-    """A value handed to the harness breaks a rule. The message gives name=value, the rule, what to do."""
+    """A value breaks a rule. The message gives name=value, the rule, and what to do."""
 
 
 class KernelLoadError(Exception):
@@ -14,4 +14,4 @@ class KernelLoadError(Exception):
 
 
 class UnsupportedProblemError(Exception):
-    """Raised by a kernel's launcher for a problem that it does not take; the verdict is `unsupported`."""
+    """Raised by a kernel's launcher for a problem it does not take; the verdict: `unsupported`."""

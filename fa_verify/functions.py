@@ -9,13 +9,14 @@ cannot express raises `UnsupportedProblemError`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fa_verify.errors import InvalidInputError, UnsupportedProblemError
 from fa_verify.kernel import Kernel, Outputs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from fa_verify.problem import Problem

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from fa_verify.arithmetic import DEFAULT, Arithmetic
-from fa_verify.capabilities import Capabilities
 from fa_verify.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
+
+    from fa_verify.capabilities import Capabilities
 
 __all__ = ["Grads", "Kernel", "Outputs"]
 

@@ -1,6 +1,6 @@
-"""How a logical (batch, heads, seqlen, head_dim) tensor lies in memory: order, slack, broadcast, offset.
+"""How a logical (batch, heads, seqlen, head_dim) tensor lies in memory.
 
-Integers only. `fa_verify.inputs` turns a layout into a tensor.
+Order of the axes, slack, broadcast, offset. Integers only: `fa_verify.inputs` makes the tensor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from fa_verify.errors import InvalidInputError
 __all__ = ["BHSD", "BSHD", "Layout"]
 
 _AXES = "bhsd"
-_TEXT = re.compile(r"(?P<order>[bhsd]{4})(?P<pads>(?:\.[bhsd]\d+)*)(?P<shared>\.shared)?(?:\.at(?P<offset>\d+))?")
+_TEXT = re.compile(
+    r"(?P<order>[bhsd]{4})(?P<pads>(?:\.[bhsd]\d+)*)(?P<shared>\.shared)?(?:\.at(?P<offset>\d+))?"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

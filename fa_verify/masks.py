@@ -1,4 +1,4 @@
-"""Who may attend to whom. `Mask.allowed` is the one definition; nothing else in the package repeats it.
+"""Who may attend to whom. `Mask.allowed` is the one definition; nothing else repeats it.
 
 NumPy only: masks know neither torch nor Triton.
 """
@@ -98,7 +98,7 @@ class Mask:
     def allowed(
         self, seqlen_q: int, seqlen_k: int, rows: slice = slice(None)
     ) -> npt.NDArray[np.bool_]:
-        """The mask's rows as a matrix, shape (len(rows), seqlen_k); True where query i sees key j."""
+        """Rows of the mask, shape (len(rows), seqlen_k); True where query i sees key j."""
         lo, hi = self.intervals(seqlen_q, seqlen_k)
         keys = np.arange(seqlen_k, dtype=np.int64)
         return (keys >= lo[rows, None]) & (keys < hi[rows, None])

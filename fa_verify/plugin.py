@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fa_verify.record import Writer
     from fa_verify.suite.shard import Shard
 
@@ -27,14 +25,29 @@ _SHARDS = 2  # of each kernel, dtype and pass: one kernel fills twelve workers
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options; all do nothing without --kernel."""
     group = parser.getgroup("fa_verify", "verify attention kernels")
-    group.addoption("--kernel", action="append", default=[], metavar="TARGET",
-                    help="run fa_verify's suite on this kernel: file.py:name, file, folder, module:name")
-    group.addoption("--fa-cases", type=int, default=_DEFAULT_CASES, metavar="N",
-                    help=f"cases for each kernel (default {_DEFAULT_CASES})")
-    group.addoption("--fa-seed", default=str(_DEFAULT_SEED), metavar="SEED",
-                    help="seed of the run; 'random' draws one (nightly runs) and prints it")
-    group.addoption("--fa-backend", choices=["auto", "cpu", "cuda"], default="auto",
-                    help="where kernels run")
+    group.addoption(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="run fa_verify's suite on this kernel: file.py:name, file, folder, module:name",
+    )
+    group.addoption(
+        "--fa-cases",
+        type=int,
+        default=_DEFAULT_CASES,
+        metavar="N",
+        help=f"cases for each kernel (default {_DEFAULT_CASES})",
+    )
+    group.addoption(
+        "--fa-seed",
+        default=str(_DEFAULT_SEED),
+        metavar="SEED",
+        help="seed of the run; 'random' draws one (nightly runs) and prints it",
+    )
+    group.addoption(
+        "--fa-backend", choices=["auto", "cpu", "cuda"], default="auto", help="where kernels run"
+    )
     group.addoption("--fa-report", default="fa-verify-report", metavar="DIR",
                     help="folder of the record and the merged report")  # fmt: skip
 
@@ -62,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:  # noqa: ANN401 - xdist's type
+def pytest_configure_node(node: Any) -> None:
     """Hand the run's seed to an xdist worker."""
     run = node.config.pluginmanager.get_plugin("fa_verify_run")
     if run is not None:
@@ -127,14 +140,14 @@ class _Run:
         )
 
     @pytest.fixture
-    def fa_verify_shard(self, request: pytest.FixtureRequest) -> Iterator[Shard]:
+    def fa_verify_shard(self, request: pytest.FixtureRequest) -> Shard:
         """The shard of this test."""
         from fa_verify.backends import make, resolve  # noqa: PLC0415
         from fa_verify.suite.shard import Shard  # noqa: PLC0415
 
         kernel, dtype, backward, index, examples = request.param
         self._backend_name = resolve(self.config.getoption("--fa-backend"))
-        yield Shard(
+        return Shard(
             kernel=kernel,
             backend=make(self._backend_name, seconds=60.0),
             backend_name=self._backend_name,
@@ -168,7 +181,7 @@ class _Run:
             self._writer.write(End(seconds=seconds, cases=0, exit_code=int(exitstatus)))
             self._writer.close()
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:  # noqa: ANN401 - pytest's type
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Merge the records of all workers into one report and print its table."""
         from rich.console import Console  # noqa: PLC0415
 

@@ -10,7 +10,7 @@ from fa_verify.errors import InvalidInputError
 from fa_verify.layouts import BHSD, Layout
 from fa_verify.masks import FULL, Mask
 
-__all__ = ["DotPrecision", "DType", "Problem"]
+__all__ = ["DType", "DotPrecision", "Problem"]
 
 DType = Literal["float16", "bfloat16", "float32"]
 DotPrecision = Literal["ieee", "tf32", "tf32x3"]
@@ -62,7 +62,13 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Reject problems that mean nothing."""
-        for name, least in (("batch", 1), ("heads_q", 1), ("heads_kv", 1), ("seqlen_q", 0), ("seqlen_k", 0)):
+        for name, least in (
+            ("batch", 1),
+            ("heads_q", 1),
+            ("heads_kv", 1),
+            ("seqlen_q", 0),
+            ("seqlen_k", 0),
+        ):
             if getattr(self, name) < least:
                 msg = f"{name}={getattr(self, name)}: must be at least {least}"
                 raise InvalidInputError(msg)
@@ -77,13 +83,20 @@ class Problem:
             msg = f"dtype={self.dtype!r}: must be one of {', '.join(_DTYPES)}"
             raise InvalidInputError(msg)
         if self.dot_precision not in _DOT_PRECISIONS:
-            msg = f"dot_precision={self.dot_precision!r}: must be one of {', '.join(_DOT_PRECISIONS)}"
+            msg = (
+                f"dot_precision={self.dot_precision!r}: must be one of {', '.join(_DOT_PRECISIONS)}"
+            )
             raise InvalidInputError(msg)
         if self.dot_precision != "ieee" and self.dtype != "float32":
-            msg = f"dot_precision={self.dot_precision!r}: only float32 has a choice, dtype={self.dtype!r} takes 'ieee'"
+            msg = (
+                f"dot_precision={self.dot_precision!r}: only float32 has a choice; "
+                f"with dtype={self.dtype!r} use 'ieee'"
+            )
             raise InvalidInputError(msg)
         if self.softmax_scale is not None and not math.isfinite(self.softmax_scale):
-            msg = f"softmax_scale={self.softmax_scale}: must be finite, or None for 1/sqrt(head_dim)"
+            msg = (
+                f"softmax_scale={self.softmax_scale}: must be finite, or None for 1/sqrt(head_dim)"
+            )
             raise InvalidInputError(msg)
         if not (math.isfinite(self.softcap) and self.softcap >= 0):
             msg = f"softcap={self.softcap}: must be finite and at least 0 (0: none)"

@@ -6,13 +6,15 @@ No torch, no Triton.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from fa_verify.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 __all__ = ["CaseRecord", "End", "FailureRecord", "Shrunk", "Start", "TensorStats", "Writer", "read"]
 
@@ -106,7 +108,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag="case"):
 
 
 class Shrunk(msgspec.Struct, frozen=True, kw_only=True, tag="shrunk"):
-    """A failure made small: the record of the smallest case found, and the case that it came from."""
+    """A failure made small: the record of the smallest case found, and where it came from."""
 
     original: str
     record: CaseRecord
@@ -153,7 +155,9 @@ def read(path: Path) -> Iterator[Line]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        msg = f"record={str(path)!r}: cannot be read ({error.strerror}); give a .jsonl file of a run"
+        msg = (
+            f"record={str(path)!r}: cannot be read ({error.strerror}); give a .jsonl file of a run"
+        )
         raise InvalidInputError(msg) from error
     lines = data.split(b"\n")
     for number, line in enumerate(lines, start=1):

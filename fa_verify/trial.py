@@ -1,4 +1,4 @@
-"""`Trial`: one kernel on one case. Execution, reference and bounds, each computed once, on demand."""
+"""`Trial`: one kernel on one case. Execution and bounds, each computed once, on demand."""
 
 from __future__ import annotations
 

@@ -118,7 +118,10 @@ def _refused(execution: Execution, *, declared: bool) -> bool:
     clear = ("ValueError", "NotImplementedError", "AssertionError", "TypeError", "RuntimeError")
     name, _, message = execution.error.partition("\n")[0].partition(":")
     return (
-        not declared and execution.error_kind == "raised" and name in clear and bool(message.strip())
+        not declared
+        and execution.error_kind == "raised"
+        and name in clear
+        and bool(message.strip())
     )
 
 

@@ -39,7 +39,14 @@ def test_a_right_kernel_passes_and_leaves_a_report(tmp_path):
 
 def test_a_wrong_kernel_fails_with_a_line_that_replays_it(tmp_path):
     code, output = run(
-        "check", "tests/targets/wrong.py:wrong", "--report", str(tmp_path), "-n", "2", "--cases", "20"
+        "check",
+        "tests/targets/wrong.py:wrong",
+        "--report",
+        str(tmp_path),
+        "-n",
+        "2",
+        "--cases",
+        "20",
     )
     assert code == 1, output
     (line,) = set(re.findall(r"fa-verify (replay .*)", output)) or {""}
@@ -53,7 +60,9 @@ def test_a_wrong_kernel_fails_with_a_line_that_replays_it(tmp_path):
     [("hangs", "hangs"), ("dies", "the worker died"), ("explodes", "raised"), ("raises", "raised")],
 )
 def test_a_kernel_that_breaks_its_process_is_a_failure_with_its_case(tmp_path, name, title):
-    code, output = check(f"tests/targets/wrong.py:{name}", tmp_path, "--timeout", "1s", "--budget", "40s")
+    code, output = check(
+        f"tests/targets/wrong.py:{name}", tmp_path, "--timeout", "1s", "--budget", "40s"
+    )
     assert code == 1, output
     assert title in output
     assert "pass=" in output

@@ -57,5 +57,7 @@ def test_the_plugin_costs_others_under_50_ms(tmp_path):
 
 def test_the_plugin_loads_nothing_heavy():
     code = "import sys, fa_verify.plugin; print({'numpy', 'torch', 'triton', 'hypothesis', 'rich'} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "set()"

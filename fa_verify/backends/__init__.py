@@ -11,7 +11,7 @@ __all__ = ["make", "resolve"]
 
 
 def resolve(name: str) -> str:
-    """"auto" is cuda where torch sees a device, else cpu."""
+    """Turn auto into cuda where torch sees a device, else cpu."""
     import torch  # noqa: PLC0415 - only this question needs it
 
     if name == "auto":

@@ -59,7 +59,9 @@ class Setup:
         default = cls()
         schedule = tokens.get("schedule", default.schedule)
         name, _, seed = schedule.partition(":")
-        valid = (name in ("forward", "reverse") and not seed) or (name == "shuffled" and seed.isdecimal())
+        valid = (name in ("forward", "reverse") and not seed) or (
+            name == "shuffled" and seed.isdecimal()
+        )
         if not valid:
             msg = f"schedule={schedule!r}: must be forward, reverse or shuffled:SEED"
             raise InvalidInputError(msg)
@@ -115,7 +117,7 @@ class Execution:
         incidents: Faults seen, at most some dozens, each with its count.
         unwritten: For o, lse, dq, dk, dv: bool, the tensor's shape, True where nobody wrote. Only
             tensors with such elements are listed.
-        error: "Type: message" of an exception, "" if none; a "\\n"-separated traceback follows.
+        error: "Type: message" of an exception, "" if none; the traceback follows on more lines.
         error_kind: "" | "unsupported" (UnsupportedProblemError, or an op that cannot be run) |
             "raised" | "timeout".
         stage: "forward" or "backward": where the error arose.

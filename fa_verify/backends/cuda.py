@@ -107,7 +107,7 @@ class CudaBackend:
 class _Poisoned(TorchDispatchMode):
     """Fills whatever torch leaves uninitialised."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's protocol
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in _EMPTY and result.dtype in _POISON and result.numel():
             integer, pattern = _POISON[result.dtype]
@@ -133,7 +133,7 @@ def _pinned(index: int) -> Iterator[dict[str, tuple[str, int]]]:
     offered: dict[str, tuple[str, int]] = {}
     original = Autotuner.run
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Triton's protocol
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         configs = self.prune_configs(kwargs)
         config = configs[index % len(configs)]

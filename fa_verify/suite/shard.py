@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Shard"]
 
 
-class _KernelFailed(AssertionError):
+class _KernelFailedError(AssertionError):
     """The kernel is wrong on this case; Hypothesis shrinks what raises it."""
 
 
@@ -69,7 +69,6 @@ class Shard:
             max_examples=self.examples,
             database=None,
             deadline=None,
-            derandomize=False,  # the seed above decides: fixed for pull requests, drawn for nightly runs
             phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
             suppress_health_check=list(hypothesis.HealthCheck),
             print_blob=False,
@@ -81,10 +80,12 @@ class Shard:
 
         try:
             probe()
-        except _KernelFailed:
+        except _KernelFailedError:
             return self._finding("")
         except Flaky:
-            return self._finding("not reproduced on the same case: the kernel is not deterministic\n")
+            return self._finding(
+                "not reproduced on the same case: the kernel is not deterministic\n"
+            )
         return None
 
     def _seed(self) -> int:
@@ -94,7 +95,9 @@ class Shard:
     def _verify(self, case: Case) -> None:
         searching = self._failed is not None
         model = "hopper" if self.backend_name == "cpu" else "hardware"
-        config = self._drawn + self.index if not searching else Setup.parse(self._failed.setup).config  # type: ignore[union-attr]
+        config = (
+            self._drawn + self.index if not searching else Setup.parse(self._failed.setup).config
+        )  # type: ignore[union-attr]
         setup = Setup(backend=self.backend_name, config=config, float_model=model)
         record = verify(
             case, self.kernel, setup, self.backend, independent=not searching, explain=searching
@@ -109,7 +112,7 @@ class Shard:
         if record.verdict == Verdict.FAIL:
             self._original = self._original or record.case
             self._failed = record
-            raise _KernelFailed(record.failures[0].title)
+            raise _KernelFailedError(record.failures[0].title)
 
     def _finding(self, prefix: str) -> str:
         record = self._failed

@@ -29,6 +29,10 @@ class Arithmetic:
         accumulator: Format of the dot accumulators.
         dq_atomics: Whether dQ is summed by atomic_add (in float32).
         delta_from_stored_o: delta = sum(do * o) from the o in memory; False: from an unrounded o.
+        dot_ulps: Error of a dot per product, in units of 2^-24 of the sum of |products|: 1 covers
+            FFMA and the matrix units of Hopper and Blackwell, 1.4 Ampere's, 3 Volta's.
+        tanh_ulps: Absolute error of softcap's tanh in units of 2^-24; 20 covers the usual forms
+            2 * sigmoid(2x) - 1 and 1 - 2 / (exp(2x) + 1). PTX's tanh.approx needs 8192.
     """
 
     p_dtype: Format = "input"
@@ -41,6 +45,8 @@ class Arithmetic:
     accumulator: Literal["float32"] = "float32"
     dq_atomics: bool = False
     delta_from_stored_o: bool = True
+    dot_ulps: float = 1.0
+    tanh_ulps: float = 20.0
 
 
 DEFAULT = Arithmetic()

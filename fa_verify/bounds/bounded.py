@@ -1,0 +1,75 @@
+"""`Bounded`: one tensor's exact value, and how far from it a right kernel may be."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from fa_verify.bounds.formats import Format
+
+__all__ = ["Bounded", "rounded"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """One tensor's exact value, and how far from it a right kernel may be.
+
+    Attributes:
+        name: "o", "lse", "dq", "dk" or "dv".
+        reference: float64.
+        det: float64, at least 0: provable under the declared arithmetic; inf where the bound says
+            nothing, which makes the element inconclusive.
+        overflow_ok: bool: an infinity (or the format's largest number) of the reference's sign is
+            right here; None: nowhere.
+        refine: See `prob`; None: the probabilistic bound is the deterministic one.
+    """
+
+    name: str
+    reference: Tensor
+    det: Tensor
+    overflow_ok: Tensor | None = None
+    refine: Callable[[Tensor, Tensor], Tensor] | None = dataclasses.field(default=None, repr=False)
+
+    def prob(self, observed: Tensor) -> Tensor:
+        """Bound that holds with probability 1 - d for the whole tensor: min(det, probabilistic).
+
+        It is computed where it can matter to ``observed`` only; elsewhere it is a smaller number
+        that ``observed`` keeps too, so that comparing with it gives the same verdict.
+
+        Args:
+            observed: What the kernel returned, shaped as reference.
+
+        Returns:
+            float64, shaped as reference.
+        """
+        if self.refine is None:
+            return self.det
+        return self.refine(observed, (observed.double() - self.reference).abs())
+
+
+def rounded(
+    name: str,
+    reference: Tensor,
+    bound: Tensor,
+    out: Format,
+    shape: tuple[int, ...],
+    refine: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Bounded:
+    """Add the rounding to the output format, and mark where it may overflow; (B17)."""
+    reach = reference.abs() + bound
+    det = bound + torch.where(bound == torch.inf, torch.inf, out.half_ulp(reach))
+    overflow = reach >= out.overflow
+    return Bounded(
+        name=name,
+        reference=reference.reshape(shape),
+        det=det.reshape(shape),
+        overflow_ok=overflow.reshape(shape),
+        refine=refine,
+    )

@@ -1,0 +1,106 @@
+"""What both passes need of the inputs: float64 values by key/value head, float32 magnitudes, their ranges."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.bounds.formats import tf32_operands
+from fa_verify.bounds.model import LARGEST, Model
+from fa_verify.reference import by_kv_head
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from fa_verify.arithmetic import Arithmetic
+    from fa_verify.problem import Problem
+
+__all__ = ["SMALL", "Inputs", "expm1_bound", "inputs", "operand_models", "spread", "with_column"]
+
+# Up to it every expm1(h) is cheap to bound and 1/(1-he) is small; chosen, not critical.
+SMALL = 0.25
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inputs:
+    """The operands of one operand model.
+
+    Attributes:
+        q: float64 (heads, group, seqlen_q, head_dim); do likewise with head_dim_v, or None.
+        k: float64 (heads, seqlen_k, head_dim); v likewise with head_dim_v.
+        raw: |q||k|^T at most, over all pairs (Cauchy-Schwarz).
+        largest: Of any element of q, k.
+        largest_v: Of any element of v.
+        value: |do||v|^T at most, over all pairs; 0 without do.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor | None
+    raw: float
+    largest: float
+    largest_v: float
+    value: float
+
+    def overflows(self, scale: float) -> bool:
+        """Whether a float32 logit, or a partial sum of one, may overflow; (B9)."""
+        return self.raw * max(1.0, 1.45 * scale) >= LARGEST
+
+
+def _peak(x: Tensor) -> Tensor:
+    return x.abs().amax() if x.numel() else x.new_zeros(())
+
+
+def inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None = None) -> Inputs:
+    """Convert the operands and find their ranges (one synchronisation with the device)."""
+    q4, k4, v4 = (by_kv_head(problem, x) for x in (q, k, v))
+    do4 = None if do is None else by_kv_head(problem, do)
+    norms = [_peak(torch.linalg.vector_norm(x, dim=-1)) for x in (q4, k4, v4)]
+    norms.append(norms[0] * 0 if do4 is None else _peak(torch.linalg.vector_norm(do4, dim=-1)))
+    facts = torch.stack([*norms, _peak(q4), _peak(k4), _peak(v4)]).tolist()
+    return Inputs(
+        q=q4,
+        k=k4[:, 0],
+        v=v4[:, 0],
+        do=do4,
+        raw=facts[0] * facts[1],
+        largest=max(facts[4], facts[5]),
+        largest_v=facts[6],
+        value=facts[3] * facts[2],
+    )
+
+
+def operand_models(
+    problem: Problem, arithmetic: Arithmetic, *tensors: Tensor
+) -> Iterator[tuple[Model, tuple[Tensor, ...]]]:
+    """Yield what the dots may read: the tensors themselves and, for tf32, each admitted rounding; (B20)."""
+    yield Model(problem, arithmetic), tensors
+    if problem.dot_precision != "tf32":
+        return
+    for truncates, variant in zip((True, False, False), zip(*map(tf32_operands, tensors)), strict=True):
+        yield Model(problem, arithmetic, truncates), variant
+
+
+def with_column(x: Tensor, column: Tensor | float) -> Tensor:
+    """Append a column to a (heads, rows, dim) matrix, so that a matmul adds a term per row."""
+    if not isinstance(column, torch.Tensor):
+        column = x.new_full((*x.shape[:-1], 1), column)
+    return torch.cat((x, column.to(x.dtype)), -1)
+
+
+def expm1_bound(h: Tensor) -> Tensor:
+    """At least expm1(h) for 0 <= h <= 1/4: h + 0.55 h^2; (B10)."""
+    return torch.addcmul(h, h, h, value=0.55)
+
+
+def spread(x: Tensor, h: Tensor, hidden: Tensor | None) -> Tensor:
+    """exp(x + h) - exp(x) in float64 without clamping h; inf where it overflows; (B10)."""
+    high = x + h.double()
+    if hidden is not None:
+        high.masked_fill_(hidden, -torch.inf)
+    return high.exp_().sub_(x.exp()).nan_to_num_(nan=torch.inf, posinf=torch.inf)

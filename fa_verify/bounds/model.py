@@ -1,0 +1,117 @@
+"""Elementary error models: what one dot, one exp2, one cast may be off by. Equations of docs/bounds.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from fa_verify.bounds.formats import FLOAT32, FORMATS, TF32, Cast, Format
+
+if TYPE_CHECKING:
+    from fa_verify.arithmetic import Arithmetic
+    from fa_verify.problem import Problem
+
+__all__ = ["FLUSH", "LARGEST", "LOG_FINITE", "SLACK", "U", "Model"]
+
+U = FLOAT32.unit_roundoff
+# Bounds are evaluated in float32 and the reference in float64: relative errors far below 1% in
+# each, also when a user lets float32 matmuls run in TF32. Products of two or more u32 that the
+# derivation drops are below it too. See "Evaluation" in docs/bounds.md.
+SLACK = 1.01
+# What one operation may lose to subnormals or flush to zero in float32, times two for our own.
+FLUSH = 2.0**-125
+LARGEST = 3.38e38
+LOG_FINITE = 700.0
+_STEP = 16  # products that one matrix-unit instruction adds to its accumulator, at most
+_TF32X3_OPERANDS = 3 * 2.0**-20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Model:
+    """The coefficients of one problem under one arithmetic.
+
+    Attributes:
+        problem: Shapes, scale and softcap.
+        arithmetic: The kernel's declared rounding points.
+        tf32: None, or whether a TF32 dot truncates its operands (True) or rounds them (False).
+        p: The cast of P before P V and P^T dO; None: none.
+        ds: The cast of dS before dS K and dS^T Q; None: none.
+    """
+
+    problem: Problem
+    arithmetic: Arithmetic
+    tf32: bool | None = None
+    p: Cast | None = dataclasses.field(init=False)
+    ds: Cast | None = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        """Resolve the casts."""
+        object.__setattr__(self, "p", self._cast(self.arithmetic.p_dtype))
+        object.__setattr__(self, "ds", self._cast(self.arithmetic.ds_dtype))
+
+    def _cast(self, dtype: str) -> Cast | None:
+        name = self.problem.dtype if dtype == "input" else dtype
+        if name != "float32":
+            return Cast(FORMATS[name])
+        return None if self.tf32 is None else Cast(TF32, truncates=self.tf32)
+
+    @property
+    def out(self) -> Format:
+        """Format of o and of the gradients."""
+        return FORMATS[self.problem.dtype]
+
+    def dot(self, k: int) -> float:
+        """Error of a k-term dot accumulated in float32, relative to the sum of |products|; (B3)."""
+        n = self.arithmetic.dot_ulps * _STEP * math.ceil(k / _STEP) * U
+        if n >= 0.5:  # noqa: PLR2004 -- beyond it gamma says nothing
+            return math.inf
+        gamma = n / (1.0 - n)
+        if self.problem.dot_precision == "tf32x3":
+            return gamma * (1 + 2.0**-7) + 3 * U + _TF32X3_OPERANDS
+        return gamma
+
+    def blocks(self, length: int) -> int:
+        """Blocks that a loop over ``length`` keys or queries may take."""
+        return math.ceil(length / (self.arithmetic.block_n or _STEP))
+
+    def long_dot(self, k: int, length: int) -> float:
+        """Error of a k-term dot whose loop adds one partial sum per block of ``length``; (B4)."""
+        return self.dot(k) + self.blocks(length) * U
+
+    @property
+    def scale(self) -> float:
+        """|softmax_scale|."""
+        return abs(self.problem.scale)
+
+    @property
+    def logit(self) -> float:
+        """Error of one logit relative to (|q||k|^T): dot, scale, and a pre-scaled operand; (B5)."""
+        own = self.dot(self.problem.head_dim) + 4 * U
+        if self.arithmetic.prescaled:
+            own += self.out.unit_roundoff
+        return self.scale * own + 2 * FLUSH
+
+    @property
+    def prescale_tiny(self) -> float:
+        """What a pre-scaled operand loses to subnormals, per element; (B5)."""
+        return Cast(self.out).tiny if self.arithmetic.prescaled else 0.0
+
+    def logit_floor(self, largest_operand: float) -> float:
+        """Absolute error of one logit: underflow in the dot, and softcap's tanh; (B5), (B6)."""
+        floor = self.scale * self.problem.head_dim * FLUSH * (1.0 + largest_operand)
+        return floor + self.problem.softcap * (self.arithmetic.tanh_ulps + 4) * U
+
+    @property
+    def exponentials(self) -> float:
+        """Error in the exponent of p that all keys share: exp2, and the rescales; (B7)."""
+        x, changes = self.arithmetic.exp2_ulps, self.blocks(self.problem.seqlen_k) - 1
+        return (x + (x + 1) * max(0, changes)) * U
+
+    @property
+    def denominator(self) -> float:
+        """Relative error of summing l; (B8)."""
+        block = self.arithmetic.block_n
+        terms = min(block, self.problem.seqlen_k) if block else self.problem.seqlen_k
+        n = (terms + 2 * self.blocks(self.problem.seqlen_k)) * U
+        return n / (1.0 - n) if n < 0.5 else math.inf  # noqa: PLR2004

@@ -1,0 +1,38 @@
+"""Checks: plain functions from a trial to failures, cheap ones first; none knows the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from fa_verify.checks import (
+    contract,
+    invariants,
+    memory,
+    nonfinite,
+    numerics,
+    reruns,
+    unmodified,
+)
+from fa_verify.checks.comparison import Comparison, comparisons
+from fa_verify.checks.statistics import TensorStats, statistics
+from fa_verify.verdict import Failure
+
+if TYPE_CHECKING:
+    from fa_verify.trial import Trial
+
+__all__ = ["ALL", "Check", "Comparison", "TensorStats", "comparisons", "reruns", "statistics"]
+
+Check = Callable[["Trial"], Iterable[Failure]]
+
+ALL: tuple[Check, ...] = (
+    contract.check,
+    memory.check,
+    unmodified.check,
+    memory.unwritten,
+    nonfinite.check,
+    numerics.check,
+    invariants.hull,
+    invariants.value_gradient_sum,
+    reruns.check,
+)

@@ -1,0 +1,240 @@
+"""`Comparison`: one observed tensor beside its float64 reference and bounds, element by element.
+
+The checks and the statistics share it. Nothing here decides what a failure is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify import bounds
+from fa_verify.trial import RUN_CASES, RUN_RISK
+
+if TYPE_CHECKING:
+    from fa_verify.bounds import Bounded
+    from fa_verify.problem import Problem
+    from fa_verify.trial import Trial
+
+__all__ = ["Comparison", "compare", "comparisons", "empty_rows", "observed", "sound", "ulp"]
+
+_FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}  # (p, emin)
+
+
+def _largest(dtype: str) -> float:
+    return float(torch.finfo(getattr(torch, dtype)).max)
+
+
+def ulp(reference: torch.Tensor, dtype: str) -> torch.Tensor:
+    """The spacing of a format at the reference, ``2^(max(floor(log2|x|), emin) - p + 1)``.
+
+    It is the subnormals' spacing at zero (frexp gives zero the exponent 0: NUMERICS section 7).
+    """
+    precision, emin = _FORMATS[dtype]
+    exponent = torch.frexp(reference).exponent - 1
+    exponent = torch.where(reference == 0, torch.full_like(exponent, emin), exponent)
+    return torch.ldexp(torch.ones_like(reference), exponent.clamp(min=emin) - precision + 1)
+
+
+def empty_rows(problem: Problem, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Queries that see no key, bool, shape (seqlen_q,)."""
+    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
+    return torch.from_numpy(hi <= lo).to(device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One tensor, observed and expected.
+
+    Attributes:
+        name: o, lse, dq, dk or dv.
+        got: What the kernel wrote, in float64.
+        dtype: Format of the output (lse is always judged in float32 ulps).
+        bounded: Reference and bounds.
+        written: bool, False where the backend saw that nobody wrote.
+        due: bool, where a finite number is due and the numerics check may judge: written, and not
+            in a fully masked row (the nonfinite check owns those).
+        conditional: The reference takes the observed o and lse (gradients only).
+    """
+
+    name: str
+    got: torch.Tensor
+    dtype: str
+    bounded: Bounded
+    written: torch.Tensor
+    due: torch.Tensor
+    conditional: bool = False
+
+    @property
+    def reference(self) -> torch.Tensor:
+        """The float64 reference."""
+        return self.bounded.reference
+
+    @functools.cached_property
+    def inconclusive(self) -> torch.Tensor:
+        """Where the bound says nothing."""
+        return ~torch.isfinite(self.bounded.det) & self.due
+
+    @functools.cached_property
+    def judged(self) -> torch.Tensor:
+        """Where error and bound are numbers."""
+        finite = torch.isfinite(self.got) & torch.isfinite(self.reference)
+        # A cast may also saturate where the reference overflows the format.
+        saturated = self.infinity_allowed & (self.got.abs() == _largest(self.dtype))
+        return self.due & finite & torch.isfinite(self.bounded.det) & ~saturated
+
+    @functools.cached_property
+    def infinity_allowed(self) -> torch.Tensor:
+        """Where inf of the value's sign is right: the reference overflows the output format."""
+        if self.bounded.overflow_ok is None:
+            return torch.zeros_like(self.due)
+        same_sign = torch.signbit(self.got) == torch.signbit(self.reference)
+        return torch.as_tensor(self.bounded.overflow_ok, device=self.got.device) & same_sign
+
+    @functools.cached_property
+    def broken(self) -> torch.Tensor:
+        """NaN or inf where a number is due."""
+        infinite = torch.isinf(self.got) & ~self.infinity_allowed
+        return self.due & ~self.inconclusive & (torch.isnan(self.got) | infinite)
+
+    @functools.cached_property
+    def ratio(self) -> torch.Tensor:
+        """Error over the deterministic bound where judged (0/0 is 0), 0 elsewhere."""
+        return self._over(self.bounded.det)
+
+    @functools.cached_property
+    def ratio_prob(self) -> torch.Tensor:
+        """Error over the probabilistic bound, likewise."""
+        return self._over(self.prob)
+
+    @functools.cached_property
+    def prob(self) -> torch.Tensor:
+        """The probabilistic bound, no smaller than needed to judge what was observed."""
+        return self.bounded.prob(self.got)
+
+    @functools.cached_property
+    def error(self) -> torch.Tensor:
+        """|got - reference| where judged, 0 elsewhere."""
+        error = (self.got - self.reference).abs()
+        return torch.where(self.judged, error, torch.zeros_like(error))
+
+    def _over(self, bound: torch.Tensor) -> torch.Tensor:
+        zero = torch.zeros_like(self.error)
+        return torch.where(self.error == 0, zero, self.error / bound)
+
+    def worst(self, ratio: torch.Tensor) -> tuple[int, ...]:
+        """Index of the largest ratio; () for an empty tensor."""
+        if not ratio.numel():
+            return ()
+        flat = int(ratio.flatten().argmax())
+        return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), ratio.shape))
+
+
+def observed(trial: Trial) -> dict[str, torch.Tensor]:
+    """The outputs that exist, have the right shape and can be compared, by name.
+
+    The contract check reports those that do not.
+    """
+    problem, execution = trial.case.problem, trial.execution
+    shapes = {
+        "o": problem.shape_o,
+        "lse": problem.shape_lse,
+        "dq": problem.shape_q,
+        "dk": problem.shape_k,
+        "dv": problem.shape_v,
+    }
+    found: dict[str, torch.Tensor | None] = {}
+    if execution.outputs is not None:
+        found |= {"o": execution.outputs.o, "lse": execution.outputs.lse}
+    if execution.grads is not None:
+        grads = execution.grads
+        found |= {"dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
+    return {
+        name: tensor
+        for name, tensor in found.items()
+        if isinstance(tensor, torch.Tensor) and tuple(tensor.shape) == shapes[name]
+    }
+
+
+def compare(
+    trial: Trial, name: str, got: torch.Tensor, bounded: Bounded, *, conditional: bool = False
+) -> Comparison:
+    """Set an observed tensor beside its bound."""
+    problem = trial.case.problem
+    reference = bounded.reference
+    got = got.detach().to(device=reference.device, dtype=torch.float64)
+    unwritten = trial.execution.unwritten.get(name)
+    written = torch.ones_like(got, dtype=torch.bool)
+    if unwritten is not None:
+        written = ~unwritten.to(written.device)
+    due = written.clone()
+    if name in ("o", "lse", "dq"):
+        due[:, :, empty_rows(problem, got.device)] = False
+    return Comparison(
+        name=name,
+        got=got,
+        dtype="float32" if name == "lse" else problem.dtype,
+        bounded=bounded,
+        written=written,
+        due=due,
+        conditional=conditional,
+    )
+
+
+_CACHE: weakref.WeakKeyDictionary[Trial, dict[str, Comparison]] = weakref.WeakKeyDictionary()
+
+
+def comparisons(trial: Trial) -> dict[str, Comparison]:
+    """Every observed tensor beside its bound, o and lse first; computed once a trial.
+
+    Gradients are judged given the observed o and lse, which is sharper (NUMERICS section 2), unless
+    the forward pass is already wrong: a conditional reference would then follow the kernel into its
+    error, so they are judged against the end-to-end reference.
+    """
+    if trial not in _CACHE:
+        _CACHE[trial] = _compute(trial)
+    return _CACHE[trial]
+
+
+def _compute(trial: Trial) -> dict[str, Comparison]:
+    tensors = observed(trial)
+    result: dict[str, Comparison] = {}
+    if "o" in tensors or "lse" in tensors:
+        for bounded in trial.forward_bounds:
+            if bounded.name in tensors:
+                result[bounded.name] = compare(trial, bounded.name, tensors[bounded.name], bounded)
+    if not {"dq", "dk", "dv"} & set(tensors):
+        return result
+    # An inf in o (right where the reference overflows) would make the conditional delta NaN.
+    conditional = {"o", "lse"} <= set(result) and all(
+        sound(part) and bool((torch.isfinite(part.got) | ~part.due).all())
+        for part in result.values()
+    )
+    if conditional:
+        gradients = trial.backward_bounds
+    else:
+        x = trial.pristine
+        gradients = bounds.bound_backward(
+            trial.case.problem,
+            trial.kernel.arithmetic,
+            x.q,
+            x.k,
+            x.v,
+            x.do,
+            d=RUN_RISK / (5 * RUN_CASES),
+        )
+    for bounded in gradients:
+        if bounded.name in tensors:
+            result[bounded.name] = compare(
+                trial, bounded.name, tensors[bounded.name], bounded, conditional=conditional
+            )
+    return result
+
+
+def sound(part: Comparison) -> bool:
+    """Whether everything written is within its bound, and finite where it must be."""
+    return bool((part.ratio <= 1).all() & part.written.all()) and not bool(part.broken.any())

@@ -1,0 +1,73 @@
+"""The same launch again, and the same programs in another order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fa_verify.checks.comparison import compare, comparisons
+from fa_verify.checks.rerun import differing, flag, outputs, screen
+from fa_verify.inputs import duplicate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.trial import Trial
+    from fa_verify.verdict import Failure
+
+__all__ = ["repeated", "reversed_order", "schedulable", "shuffled_order"]
+
+
+def schedulable(trial: Trial) -> bool:
+    """Whether the backend lets the order of the programs be chosen (the CPU does)."""
+    return trial.setup.backend == "cpu" and trial.setup.schedule == "forward"
+
+
+def repeated(trial: Trial) -> Iterator[Failure]:
+    """The same launch once more."""
+    yield from _again(trial, "the same launch again")
+
+
+def reversed_order(trial: Trial) -> Iterator[Failure]:
+    """The programs from last to first."""
+    yield from _again(trial, "programs in reverse order", schedule="reverse")
+
+
+def shuffled_order(trial: Trial) -> Iterator[Failure]:
+    """The programs in an order drawn from the case's seed."""
+    seed = trial.case.seed % 2**32
+    yield from _again(trial, "programs in shuffled order", schedule=f"shuffled:{seed}")
+
+
+def _again(trial: Trial, how: str, **setup: str) -> Iterator[Failure]:
+    """Same bits where the kernel is deterministic; else the second run lies within its bounds too.
+
+    A kernel with atomics sums dq in another order each time: each sum is judged by itself, which
+    bounds the spread by twice the bound. Gradients are judged only when o and lse came out the
+    same, since their bounds are conditional on them.
+    """
+    again = trial.rerun(duplicate(trial.pristine), backward=trial.case.backward, **setup)  # type: ignore[arg-type]
+    yield from screen(again, how)
+    first, second = outputs(trial.execution), outputs(again)
+    declared = trial.kernel.capabilities
+    exact = declared is not None and declared.deterministic
+    same_forward = all(
+        name not in second or not bool(differing(first[name], second[name]).any())
+        for name in ("o", "lse")
+        if name in first
+    )
+    for name, part in comparisons(trial).items():
+        if name not in second:
+            continue
+        a, b = first[name], second[name]
+        if exact:
+            wrong = differing(a, b)
+            because = f"{how}; the kernel is declared deterministic"
+            title = f"{name} differs between runs"
+            yield from flag("determinism", title, name, wrong, (a, b), because)
+        elif same_forward or name in ("o", "lse"):
+            judged = compare(trial, name, b, part.bounded, conditional=part.conditional)
+            wrong = (judged.ratio > 1) | judged.broken
+            title = f"{name} leaves its bound when run again"
+            yield from flag(
+                "determinism", title, name, wrong, (a, b), f"{how}; it leaves its bound"
+            )

@@ -1,0 +1,66 @@
+"""What the backend saw: accesses outside a tensor, reads of unwritten memory, races, holes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fa_verify.checks.where import describe
+from fa_verify.verdict import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.backends.base import Execution, Incident
+    from fa_verify.trial import Trial
+
+__all__ = ["check", "incidents", "unwritten"]
+
+
+def check(trial: Trial) -> Iterator[Failure]:
+    """Every incident of the run is a failure."""
+    yield from incidents(trial.execution)
+
+
+def incidents(execution: Execution) -> Iterator[Failure]:
+    """One failure a kind, line and argument."""
+    seen: dict[tuple[str, str, int, str], Incident] = {}
+    lanes: dict[tuple[str, str, int, str], int] = {}
+    for incident in execution.incidents:
+        key = (incident.kind, incident.file, incident.line, incident.argument)
+        seen.setdefault(key, incident)
+        lanes[key] = lanes.get(key, 0) + incident.count
+    for key, incident in seen.items():
+        place = (
+            f"element ({', '.join(str(i) for i in incident.coordinates)})"
+            if incident.coordinates is not None
+            else f"offset {incident.offset}"
+        )
+        yield Failure(
+            check="memory",
+            title=f"{incident.kind} through {incident.argument}",
+            message=(
+                f"{incident.kernel}, program {incident.program_id}: {incident.argument} {place}, "
+                f"{lanes[key]} lanes in all: {incident.detail}"
+            ),
+            tensor=incident.argument,
+            location=f"{incident.file}:{incident.line}",
+            source=incident.source.strip(),
+        )
+
+
+def unwritten(trial: Trial) -> Iterator[Failure]:
+    """Every element of an output that nobody wrote."""
+    for name, holes in trial.execution.unwritten.items():
+        count = int(holes.sum())
+        if not count:
+            continue
+        first = ", ".join(str(i) for i in holes.nonzero()[0].tolist())
+        yield Failure(
+            check="unwritten",
+            title=f"{name} left unwritten",
+            message=(
+                f"{name}[{first}]: nobody wrote it; {count} of {holes.numel()} elements: "
+                f"{describe(name, holes)}"
+            ),
+            tensor=name,
+        )

@@ -1,0 +1,232 @@
+"""Two runs whose results must be related, whatever the reference says.
+
+Tolerances are sums of the two runs' deterministic bounds, never guesses; where the kernel promises
+bits, bits are compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fa_verify import bounds
+from fa_verify.checks.comparison import comparisons
+from fa_verify.checks.rerun import apart, differing, flag, outputs, screen
+from fa_verify.inputs import Inputs, permute_batch_heads, permute_keys, select_sequence
+from fa_verify.layouts import BHSD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.problem import Problem
+    from fa_verify.trial import Trial
+    from fa_verify.verdict import Failure
+
+__all__ = [
+    "has_room_for_shift",
+    "key_permutation",
+    "other_places",
+    "permutable_keys",
+    "row_shift",
+    "sequence_alone",
+    "several_heads",
+    "several_sequences",
+    "values_of_one",
+]
+
+_MAX_HEAD_DIM = 256
+_LOGIT_SHIFT = 64.0  # moves exp by 2^92: a lost maximum shows
+
+
+def _rng(trial: Trial) -> np.random.Generator:
+    return np.random.default_rng(trial.case.seed % 2**64)
+
+
+def permutable_keys(trial: Trial) -> bool:
+    """Whether keys may be reordered: no mask, and at least two."""
+    p = trial.case.problem
+    return not p.mask.hides_anything and p.seqlen_k > 1 and p.seqlen_q > 0
+
+
+def key_permutation(trial: Trial) -> Iterator[Failure]:
+    """Without a mask the order of the keys does not matter, but for rounding: o and lse stay."""
+    order = [int(i) for i in _rng(trial).permutation(trial.case.problem.seqlen_k)]
+    again = trial.rerun(permute_keys(trial.pristine, order))
+    how = "keys and values permuted"
+    yield from screen(again, how)
+    first, second, parts = outputs(trial.execution), outputs(again), comparisons(trial)
+    for name in ("o", "lse"):
+        if name in second and name in parts:
+            wrong = apart(first[name], second[name], 2 * parts[name].bounded.det)
+            because = f"{how}; they may differ by twice the bound"
+            title = f"{name} depends on the order of the keys"
+            runs = (first[name], second[name])
+            yield from flag("metamorphic", title, name, wrong, runs, because)
+
+
+def values_of_one(trial: Trial) -> Iterator[Failure]:
+    """V = 1 gives o = 1 in every row that sees a key, within the bound for these inputs."""
+    x = trial.pristine
+    problem = dataclasses.replace(trial.case.problem, layout_v=BHSD)
+    ones = dataclasses.replace(x, v=torch.ones_like(x.v, memory_format=torch.contiguous_format))
+    again = trial.rerun(ones, problem=problem)
+    how = "all values set to 1"
+    yield from screen(again, how)
+    second = outputs(again)
+    if "o" not in second:
+        return
+    bounded, _ = bounds.bound_forward(problem, trial.kernel.arithmetic, ones.q, ones.k, ones.v)
+    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
+    due = torch.from_numpy((hi > lo).astype(np.float64)).to(second["o"].device)
+    expected = due[:, None].expand(second["o"].shape)
+    wrong = apart(expected, second["o"], bounded.det)
+    because = f"{how}; a row of weights sums to 1"
+    runs = (expected, second["o"])
+    yield from flag("metamorphic", "V = 1 does not give 1", "o", wrong, runs, because)
+
+
+def has_room_for_shift(trial: Trial) -> bool:
+    """Whether one more column of q and k fits, and carries a representable shift of the logits."""
+    p = trial.case.problem
+    declared = trial.kernel.capabilities
+    taken = declared is None or declared.reason_against(_shifted_problem(p)) is None
+    sizes = p.seqlen_q > 0 and p.seqlen_k > 0 and max(p.head_dim, p.head_dim_v) < _MAX_HEAD_DIM
+    return sizes and not p.softcap and 1e-3 <= abs(p.scale) <= 64 and taken
+
+
+def _shifted_problem(problem: Problem) -> Problem:
+    wider = min(_MAX_HEAD_DIM, problem.head_dim + 1)
+    wider_v = min(_MAX_HEAD_DIM, problem.head_dim_v + 1)
+    return dataclasses.replace(
+        problem,
+        head_dim=wider,
+        head_dim_v=wider_v,
+        softmax_scale=problem.scale,
+        layout_q=BHSD,
+        layout_k=BHSD,
+        layout_v=BHSD,
+    )
+
+
+def row_shift(trial: Trial) -> Iterator[Failure]:
+    """Adding a number to all logits of a row leaves o and moves lse by it.
+
+    An extra column, 1 in q and a power of two in k, adds it exactly: both are representable in
+    every dtype. v gets a zero column, so that head_dim = head_dim_v stays so.
+    """
+    p, x = trial.case.problem, trial.pristine
+    column = math.copysign(2.0 ** round(math.log2(_LOGIT_SHIFT / abs(p.scale))), _sign(trial))
+    problem = _shifted_problem(p)
+    shifted = Inputs(q=_widened(x.q, 1.0), k=_widened(x.k, column), v=_widened(x.v, 0.0))
+    again = trial.rerun(shifted, problem=problem)
+    moved = column * p.scale
+    how = f"all logits moved by {moved:g}"
+    yield from screen(again, how)
+    second, first, parts = outputs(again), outputs(trial.execution), comparisons(trial)
+    o, lse = bounds.bound_forward(problem, trial.kernel.arithmetic, shifted.q, shifted.k, shifted.v)
+    pairs = {}
+    if "o" in second and "o" in parts:
+        pairs["o"] = (first["o"], second["o"][..., : p.head_dim_v], o.det[..., : p.head_dim_v])
+    if "lse" in second and "lse" in parts:
+        pairs["lse"] = (first["lse"], second["lse"].to(torch.float64) - moved, lse.det)
+    for name, (a, b, bound) in pairs.items():
+        wrong = apart(a, b, parts[name].bounded.det + bound)
+        because = f"{how} (undone in lse); they may differ by the sum of the bounds"
+        title = f"{name} does not follow a shift of the logits"
+        yield from flag("metamorphic", title, name, wrong, (a, b), because)
+
+
+def _sign(trial: Trial) -> float:
+    return 1.0 if trial.case.seed % 2 else -1.0
+
+
+def _widened(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.nn.functional.pad(tensor, (0, 1), value=value).contiguous()
+
+
+def several_heads(trial: Trial) -> bool:
+    """Whether sequences or key heads can change places."""
+    p = trial.case.problem
+    return max(p.batch, p.heads_kv) > 1 and p.seqlen_q > 0
+
+
+def other_places(trial: Trial) -> Iterator[Failure]:
+    """Sequences and heads in other places give the same results in those places."""
+    p, rng = trial.case.problem, _rng(trial)
+    batch = [int(i) for i in np.roll(np.arange(p.batch), 1 + rng.integers(max(1, p.batch - 1)))]
+    kv = [int(i) for i in rng.permutation(p.heads_kv)]
+    moved, heads = permute_batch_heads(trial.pristine, batch, kv)
+    again = trial.rerun(moved, backward=trial.case.backward)
+    how = f"batch order {batch}, key head order {kv}"
+    yield from screen(again, how)
+    places = {
+        name: (
+            torch.tensor(batch).unsqueeze(1),
+            torch.tensor(kv if name in ("dk", "dv") else heads).unsqueeze(0),
+        )
+        for name in ("o", "lse", "dq", "dk", "dv")
+    }
+    first = {name: t[places[name]] for name, t in outputs(trial.execution).items()}
+    bound = {name: part.bounded.det[places[name]] for name, part in comparisons(trial).items()}
+    yield from _same(trial, first, outputs(again), bound, how, "depends on its place in the batch")
+
+
+def several_sequences(trial: Trial) -> bool:
+    """Whether a sequence has batch mates."""
+    return trial.case.problem.batch > 1 and trial.case.problem.seqlen_q > 0
+
+
+def sequence_alone(trial: Trial) -> Iterator[Failure]:
+    """A sequence without its batch mates gives the same results."""
+    chosen = int(_rng(trial).integers(trial.case.problem.batch))
+    case, alone = select_sequence(trial.case, trial.pristine, chosen)
+    again = trial.rerun(alone, problem=case.problem, backward=trial.case.backward)
+    how = f"sequence {chosen} alone"
+    yield from screen(again, how)
+    only = slice(chosen, chosen + 1)
+    first = {name: t[only] for name, t in outputs(trial.execution).items()}
+    bound = {name: part.bounded.det[only] for name, part in comparisons(trial).items()}
+    yield from _same(trial, first, outputs(again), bound, how, "depends on its batch mates")
+
+
+def _same(  # noqa: PLR0917
+    trial: Trial,
+    first: dict[str, torch.Tensor],
+    second: dict[str, torch.Tensor],
+    bound: dict[str, torch.Tensor],
+    how: str,
+    title: str,
+) -> Iterator[Failure]:
+    """Bits where promised, else within twice the bound.
+
+    batch_invariant promises the bits of o and lse; those of the gradients as well only with
+    deterministic (an atomic sum has no order). Gradient bounds are conditional on o and lse, so
+    gradients are compared only when those came out the same.
+    """
+    declared = trial.kernel.capabilities
+    invariant = declared is not None and declared.batch_invariant
+    exact = {"o": invariant, "lse": invariant}
+    exact |= dict.fromkeys(
+        ("dq", "dk", "dv"), invariant and declared is not None and declared.deterministic
+    )
+    same_forward = True
+    for name in ("o", "lse", "dq", "dk", "dv"):
+        if name not in first or name not in second or name not in bound:
+            continue
+        a, b = first[name], second[name]
+        changed = differing(a, b)
+        if name in ("o", "lse"):
+            same_forward = same_forward and not bool(changed.any())
+        elif not exact[name] and not same_forward:
+            continue
+        wrong = changed if exact[name] else apart(a, b, 2 * bound[name])
+        because = f"{how}; " + (
+            "the kernel is declared batch_invariant"
+            if exact[name]
+            else "they may differ by twice the bound"
+        )
+        yield from flag("metamorphic", f"{name} {title}", name, wrong, (a, b), because)

@@ -1,0 +1,74 @@
+"""Where NaN and inf are right, and where not; what fully masked rows hold."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.checks.comparison import Comparison, comparisons, empty_rows
+from fa_verify.checks.where import describe
+from fa_verify.verdict import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.trial import Trial
+
+__all__ = ["check"]
+
+
+def check(trial: Trial) -> Iterator[Failure]:
+    """Judge every NaN, every inf, and every fully masked row.
+
+    * An element without a bound (det = inf: an overflow that the arithmetic allows) may hold
+      anything; it is counted as inconclusive elsewhere.
+    * inf is right where the reference overflows the output format, with the reference's sign.
+    * A fully masked row has o = 0, dq = 0 and the declared lse (-inf unless declared otherwise).
+    * Everything else is a finite number.
+    """
+    for part in comparisons(trial).values():
+        yield from _numbers(part)
+        if part.name in ("o", "lse", "dq"):
+            yield from _empty_rows(trial, part)
+
+
+def _numbers(part: Comparison) -> Iterator[Failure]:
+    for what, where in (("NaN", torch.isnan(part.got)), ("inf", torch.isinf(part.got))):
+        wrong = where & part.broken
+        if bool(wrong.any()):
+            yield _failure(part, wrong, what, f"{part.name} has {what}")
+
+
+def _empty_rows(trial: Trial, part: Comparison) -> Iterator[Failure]:
+    rows = empty_rows(trial.case.problem, part.got.device)
+    if not bool(rows.any()):
+        return
+    empty = torch.zeros_like(part.due)
+    empty[:, :, rows] = True
+    due = 0.0
+    if part.name == "lse" and trial.kernel.capabilities is not None:
+        due = trial.kernel.capabilities.empty_row_lse
+    elif part.name == "lse":
+        due = -math.inf
+    right = torch.isnan(part.got) if math.isnan(due) else part.got == due
+    wrong = empty & part.written & ~right
+    if bool(wrong.any()):
+        title = f"{part.name} of a fully masked row is not {due:g}"
+        yield _failure(part, wrong, f"{due:g} due", title)
+
+
+def _failure(part: Comparison, wrong: torch.Tensor, what: str, title: str) -> Failure:
+    index = part.worst(wrong.to(torch.float64))
+    place = ", ".join(str(i) for i in index)
+    return Failure(
+        check="nonfinite",
+        title=title,
+        message=(
+            f"{part.name}[{place}]: got {float(part.got[index]):.9g}, "
+            f"expected {float(part.reference[index]):.9g}; {what} in {int(wrong.sum())} of "
+            f"{wrong.numel()} elements: {describe(part.name, wrong)}"
+        ),
+        tensor=part.name,
+    )

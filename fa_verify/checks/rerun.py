@@ -1,0 +1,79 @@
+"""What the checks that run a kernel again share: screening the second run, comparing the two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.checks.memory import incidents
+from fa_verify.checks.where import describe
+from fa_verify.verdict import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.backends.base import Execution
+
+__all__ = ["apart", "differing", "flag", "outputs", "screen"]
+
+
+def outputs(execution: Execution) -> dict[str, torch.Tensor]:
+    """What a run returned, by name."""
+    found: dict[str, torch.Tensor | None] = {}
+    if execution.outputs is not None:
+        found |= {"o": execution.outputs.o, "lse": execution.outputs.lse}
+    if execution.grads is not None:
+        grads = execution.grads
+        found |= {"dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
+    return {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+
+
+def screen(execution: Execution, how: str) -> Iterator[Failure]:
+    """What a second run did wrong in itself: it raised, or touched memory that it must not."""
+    if execution.error and execution.error_kind != "unsupported":
+        first, _, _ = execution.error.partition("\n")
+        yield Failure(
+            check="contract",
+            title=f"{execution.stage} raised {first.partition(':')[0]}",
+            message=f"{execution.stage} raised when run again ({how}), not at first: {first}",
+        )
+    yield from incidents(execution)
+
+
+def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where two tensors differ in value: bits, up to the sign of zero and the payload of NaN."""
+    return ~((a == b) | (torch.isnan(a) & torch.isnan(b)))
+
+
+def apart(a: torch.Tensor, b: torch.Tensor, tolerance: torch.Tensor) -> torch.Tensor:
+    """Where two tensors are further apart than a tolerance; an inf tolerance says nothing."""
+    a, b = a.to(torch.float64), b.to(torch.float64)
+    error = (a - b).abs()
+    far = ~(error <= tolerance) & torch.isfinite(tolerance)
+    return far & differing(a, b)
+
+
+def flag(  # noqa: PLR0917
+    check: str,
+    title: str,
+    name: str,
+    wrong: torch.Tensor,
+    runs: tuple[torch.Tensor, torch.Tensor],
+    because: str,
+) -> Iterator[Failure]:
+    """A failure if anything is wrong: where, what the two runs gave, and why they must agree."""
+    if not bool(wrong.any()):
+        return
+    index = tuple(int(i) for i in wrong.nonzero()[0].tolist())
+    place = ", ".join(str(i) for i in index)
+    yield Failure(
+        check=check,
+        title=title,
+        message=(
+            f"{name}[{place}]: first {float(runs[0][index]):.9g}, "
+            f"then {float(runs[1][index]):.9g}; {because}; "
+            f"{int(wrong.sum())} of {wrong.numel()} elements differ: {describe(name, wrong)}"
+        ),
+        tensor=name,
+    )

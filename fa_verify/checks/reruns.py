@@ -1,0 +1,73 @@
+"""Which of the checks that run the kernel again a case gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fa_verify.checks import determinism, masking, metamorphic
+from fa_verify.checks.comparison import comparisons, sound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fa_verify.trial import Trial
+    from fa_verify.verdict import Failure
+
+__all__ = ["RERUNS", "check", "chosen"]
+
+
+def _always(trial: Trial) -> bool:
+    return trial.case.problem.seqlen_q > 0
+
+
+RERUNS: tuple[tuple[str, Callable[[Trial], bool], Callable[[Trial], Iterator[Failure]]], ...] = (
+    ("hidden keys", masking.hides, masking.finite),
+    ("hidden NaN", masking.promises_isolation, masking.isolates_nan),
+    ("same launch again", _always, determinism.repeated),
+    ("reverse order", determinism.schedulable, determinism.reversed_order),
+    ("shuffled order", determinism.schedulable, determinism.shuffled_order),
+    ("key permutation", metamorphic.permutable_keys, metamorphic.key_permutation),
+    ("V = 1", _always, metamorphic.values_of_one),
+    ("row shift", metamorphic.has_room_for_shift, metamorphic.row_shift),
+    ("batch and head permutation", metamorphic.several_heads, metamorphic.other_places),
+    ("one sequence alone", metamorphic.several_sequences, metamorphic.sequence_alone),
+)
+"""Name, whether it says anything about a trial, and the check."""
+
+# About a million logits of 128 + 128 columns: a run then takes seconds on one core, as much as
+# twenty median cases, so only one such case in four is run a second time.
+_LARGE = 1 << 28
+_ONE_IN = 4
+
+
+def chosen(trial: Trial) -> tuple[str, ...]:
+    """The reruns that a case gets: one of those that apply, by the case's id.
+
+    A rerun costs as much as the case itself. All of them on every case would cut the number of
+    distinct cases in a budget by five, and distinct cases find more; over a campaign each rerun
+    still meets hundreds of cases. Large cases (above `_LARGE` multiply-adds) get one in four times.
+    A case that a search found (shrunken, replayed) gets all of them: it must show again what the
+    case it came from showed, under whichever rerun that was.
+    """
+    names = tuple(name for name, applies, _ in RERUNS if applies(trial))
+    if not trial.independent or not names:
+        return names
+    turn = int(trial.case.id, 16)
+    p = trial.case.problem
+    work = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k * (p.head_dim + p.head_dim_v)
+    if work > _LARGE and turn % _ONE_IN:
+        return ()
+    return (names[turn // _ONE_IN % len(names)],)
+
+
+def check(trial: Trial) -> Iterator[Failure]:
+    """Run the chosen ones, unless the case fails already: they compare with its first run."""
+    execution = trial.execution
+    if execution.error or execution.incidents or execution.unwritten:
+        return
+    if not all(sound(part) for part in comparisons(trial).values()):
+        return
+    names = chosen(trial)
+    for name, _, run in RERUNS:
+        if name in names:
+            yield from run(trial)

@@ -1,0 +1,61 @@
+"""Inputs come back as they were, bit for bit, the slack between their rows included."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.checks.where import describe
+from fa_verify.verdict import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.trial import Trial
+
+__all__ = ["check", "same_bits"]
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Elementwise: the same bits (NaN equals the same NaN, 0 differs from -0)."""
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64, 1: torch.uint8}[a.element_size()]
+    return a.contiguous().view(integer) == b.contiguous().view(integer)
+
+
+def check(trial: Trial) -> Iterator[Failure]:
+    """Fail when q, k, v or do was written to, or the slack around it."""
+    trial.execution  # noqa: B018 - the kernel must have run
+    for (name, used), (_, fresh) in zip(trial.inputs.named(), trial.pristine.named(), strict=True):
+        changed = ~same_bits(used, fresh)
+        if bool(changed.any()):
+            first = tuple(int(i) for i in changed.nonzero()[0].tolist())
+            place = ", ".join(str(i) for i in first)
+            yield Failure(
+                check="inputs",
+                title=f"{name} was modified",
+                message=(
+                    f"{name}[{place}]: got {float(used[first]):.9g}, "
+                    f"was {float(fresh[first]):.9g}; "
+                    f"{int(changed.sum())} of {changed.numel()} elements: {describe(name, changed)}"
+                ),
+                tensor=name,
+            )
+            continue
+        slack = torch.as_tensor(~same_bits(_storage(used), _storage(fresh)))
+        if bool(slack.any()):
+            offset = int(slack.nonzero()[0]) // used.element_size() - used.storage_offset()
+            yield Failure(
+                check="inputs",
+                title=f"the slack of {name} was written to",
+                message=(
+                    f"{name}: element {offset} from its first one belongs to nobody and was "
+                    f"written to; {int(slack.sum())} bytes of slack in all"
+                ),
+                tensor=name,
+            )
+
+
+def _storage(tensor: torch.Tensor) -> torch.Tensor:
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return whole.set_(tensor.untyped_storage())

@@ -105,7 +105,7 @@ def dkdv_kernel(
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
-    DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr, ATOMIC_DQ: tl.constexpr,
+    DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr, GQA: tl.constexpr, ATOMIC_DQ: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write dk and dv of BLOCK_N keys of one key head; under ATOMIC_DQ add dS K to dq_sum.
@@ -157,7 +157,8 @@ def dkdv_kernel(
 
     dk_acc, dk_tail = zero_rows(BLOCK_N, BLOCK_D, TAIL_D)
     dv_acc, dv_tail = zero_rows(BLOCK_N, BLOCK_DV, TAIL_DV)
-    for member in range(group):
+    # A loop that is known to run once costs no registers.
+    for member in range(group if GQA else 1):
         head_q = head_kv * group + member
         q_head = head_start(q, batch, head_q, stride_qb, stride_qh, VECTOR)
         do_head = head_start(do, batch, head_q, stride_dob, stride_doh, VECTOR)

@@ -141,7 +141,7 @@ def attention_backward(problem, q, k, v, outputs, do):
     if dk.numel():
         _dkdv_tuned(*shape)[_grid(problem.seqlen_k, "BLOCK_N", problem.batch * problem.heads_kv)](
             q, k, v, do, outputs.lse, delta, dk, dv, None, *strides,
-            heads_kv=problem.heads_kv, ATOMIC_DQ=False, **arguments,
+            heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=False, **arguments,
         )  # fmt: skip
     if dq.numel():
         _dq_tuned(*shape)[_grid(problem.seqlen_q, "BLOCK_M", problem.batch * problem.heads_q)](
@@ -164,7 +164,7 @@ def attention_backward_atomic(problem, q, k, v, outputs, do):
         ](
             q, k, v, do, outputs.lse, delta, dk, dv, dq_sum,
             *q.stride(), *k.stride(), *v.stride(), *do.stride(),
-            heads_kv=problem.heads_kv, ATOMIC_DQ=True, **arguments,
+            heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=True, **arguments,
         )  # fmt: skip
     dq = dq_sum.mul_(arguments["softmax_scale"]).to(q.dtype)
     return Grads(dq, dk, dv)

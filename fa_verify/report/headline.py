@@ -72,9 +72,9 @@ def caveats(summary: Summary) -> list[str]:
 def remark(row: Group) -> str:
     """The verdict of a row, with whatever keeps it from being plain."""
     if row.counts[Verdict.FAIL]:
-        return f"FAIL {count(row.counts[Verdict.FAIL])}"
+        return f"FAIL in {count(row.counts[Verdict.FAIL])}"
     if row.counts[Verdict.ERROR]:
-        return f"ERROR {count(row.counts[Verdict.ERROR])}"
+        return f"ERROR in {count(row.counts[Verdict.ERROR])}"
     parts = [
         f"{count(row.counts[verdict])} {verdict}"
         for verdict in (Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED)

@@ -127,7 +127,7 @@ def make_run(
     *, cases=400, seed=0, broken=True, factor=1.0, kernels=("flash", "flash_atomic")
 ) -> list[Start | CaseRecord | End]:
     """A whole run. `factor` scales the errors; `broken` adds a kernel with four faults."""
-    rng = random.Random(seed)  # no secret
+    rng = random.Random(seed)  # noqa: S311  # no secret
     names = (*kernels, *(("flash_broken",) if broken else ()))
     lines: list[Start | CaseRecord | End] = [
         Start(

@@ -1,0 +1,130 @@
+"""The report as Markdown, short enough for a pull request's comment."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from fa_verify.report import text
+from fa_verify.report.headline import caveats, headline, remark, where, word
+from fa_verify.report.result import TENSORS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fa_verify.report.facts import Facts
+    from fa_verify.report.faults import Fault
+    from fa_verify.report.summary import Summary
+
+__all__ = ["escape", "fence", "render", "table"]
+
+_SHOWN: Final = 20  # faults, and reasons: a comment holds 65,536 characters
+_FENCE: Final = "```"
+
+
+def render(summary: Summary) -> str:
+    """The verdict, the table, every fault with its replay line, and the environment in one line."""
+    blocks: list[str] = [f"### fa-verify: {word(summary)}", f"{escape(headline(summary))}."]
+    if notes := caveats(summary):
+        blocks.append("\n".join(f"- {escape(note)}" for note in notes))
+    blocks.extend(block for fault in summary.faults[:_SHOWN] for block in _fault(fault))
+    if len(summary.faults) > _SHOWN:
+        blocks.append(f"... and {text.plural(len(summary.faults) - _SHOWN, 'more fault')}.")
+    if summary.rows:
+        blocks.append(_rows(summary))
+    if summary.notes:
+        blocks.append(_notes(summary))
+    blocks.append(f"<sub>{escape(environment(summary.facts))}</sub>")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _rows(summary: Summary) -> str:
+    with_rule = any(row.rule_2x is not None for row in summary.rows)
+    head = [
+        "kernel",
+        "precision",
+        "cases",
+        *TENSORS,
+        *(["2x rule"] if with_rule else []),
+        "verdict",
+    ]
+    body = []
+    for row in summary.rows:
+        ratios = [row.tensors[name].ratio if name in row.tensors else None for name in TENSORS]
+        body.append(
+            [
+                escape(row.kernel),
+                row.precision,
+                text.count(row.cases),
+                *(
+                    f"**{text.number(r)}**" if r is not None and r > 1 else text.number(r)
+                    for r in ratios
+                ),
+                *([text.number(row.rule_2x)] if with_rule else []),
+                remark(row),
+            ]
+        )
+    title = "Worst error, in units of its bound (above 1 fails):"
+    return title + "\n\n" + table(head, body, left=2)
+
+
+def _fault(fault: Fault) -> Iterator[str]:
+    yield f"**{escape(fault.kernel)}: {escape(fault.title)}**, {escape(where(fault))}."
+    place = [f"{fault.location}    {fault.source.strip()}"] if fault.location else []
+    detail = [*place, *text.lines(fault.message)]
+    if detail:
+        yield fence([text.clean(line) for line in detail])
+    if fault.diagnosis:
+        yield f"Likely: {escape(fault.diagnosis)}"
+    if fault.replay:
+        yield fence([text.clean(fault.replay)], language="sh")
+
+
+def _notes(summary: Summary) -> str:
+    found = [
+        f"- {note.verdict}, {escape(note.kernel)}: {escape(note.reason)} "
+        f"({text.plural(note.cases, 'case')})"
+        for note in summary.notes[:_SHOWN]
+    ]
+    if len(summary.notes) > _SHOWN:
+        found.append(f"- and {text.plural(len(summary.notes) - _SHOWN, 'more reason')}")
+    return "Not verified:\n\n" + "\n".join(found)
+
+
+def environment(facts: Facts) -> str:
+    """What ran where, in one line."""
+    parts = [f"{name} {version}" for name, version in facts.versions if version]
+    parts += [part for part in (facts.backend, facts.device, facts.platform) if part]
+    parts += [f"seed {facts.seed}"] if facts.seed else []
+    if facts.seconds is not None and facts.rate is not None:
+        parts.append(f"{text.duration(facts.seconds)}, {facts.rate:.1f} cases/s")
+    return "; ".join(parts) or "no run recorded"
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]], *, left: int) -> str:
+    """A table whose first `left` columns and last one are aligned left, the others right."""
+    last = len(head) - 1
+    rule = [":--" if index < left or index == last else "--:" for index in range(len(head))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *body))
+
+
+def fence(content: Sequence[str], language: str = "") -> str:
+    """A code block whose fence is longer than any run of backticks inside it."""
+    mark = _FENCE
+    while any(mark in line for line in content):
+        mark += "`"
+    return "\n".join((mark + language, *content, mark))
+
+
+def escape(content: str) -> str:
+    r"""Text that Markdown shows as it is, in a table too.
+
+    >>> escape("a|b <img> *c* @someone")
+    'a\\|b &lt;img&gt; \\*c\\* @\u200bsomeone'
+    """
+    found = text.clean(content).replace("\\", "\\\\").replace("&", "&amp;")
+    found = re.sub(r"(?<!\w)_|_(?!\w)", r"\_", found)
+    for char in "|*[]`~#":
+        found = found.replace(char, "\\" + char)
+    found = found.replace("<", "&lt;").replace(">", "&gt;")
+    return found.replace("@", "@\u200b")  # a zero-width space: nobody is notified

@@ -411,7 +411,7 @@ class _Draw:
         small = self._pick(SMALL_WINDOWS)
         return small if self._chance(SMALL_WINDOW) else self._length(0, longest)
 
-    def _layouts(self, problem: Problem, *, backward: bool) -> dict[str, Layout]:
+    def _layouts(self, problem: Problem, *, backward: bool) -> dict[str, Any]:
         c = self._space.capabilities
         table = LAYOUTS if c is None or c.layouts else DENSE_LAYOUTS
         kinds = {name: self._pick(table) for name in ("q", "k", "v", "do")}

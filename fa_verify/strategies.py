@@ -1,0 +1,300 @@
+"""Hypothesis strategies for problems and cases, and `shrink`. No torch, no Triton.
+
+A case is drawn as one fixed number of bytes: how far each field is reduced, and the seed of a draw
+from the default distribution. Elements are never drawn. Random bytes reduce next to nothing, so
+``@given`` sees the frozen distribution; zero bytes reduce a field to its simplest value, so
+Hypothesis shrinks towards a minimal case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import time
+from typing import TYPE_CHECKING
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from fa_verify.case import Case, Values
+from fa_verify.distribution import Space, sample
+from fa_verify.layouts import BHSD
+from fa_verify.masks import FULL, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fa_verify.capabilities import Capabilities
+    from fa_verify.problem import Problem
+
+__all__ = ["cases", "problems", "shrink"]
+
+_SEED_BYTES = 8
+_LENGTHS = ("both", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "window")
+_HEADS = ("batch", "group", "heads_kv")
+_FLAGS = (
+    *("backward", "mask", "causal", "window_left", "window_right", "alignment", "dtype"),
+    *("dot_precision", "softcap", "softmax_scale", "layout_q", "layout_k", "layout_v"),
+    *("layout_do", "qk", "v", "do", "logits", "seed"),
+)
+# Overlapping digits: a length's cap is the sum of its three bytes times these. Bytes that shrink
+# one after the other still reach every number, and a random cap lies above any length we draw.
+_DIGITS = (256, 16, 1)
+_SIZE = len(_LENGTHS) * len(_DIGITS) + len(_HEADS) + len(_FLAGS) + _SEED_BYTES
+
+
+def cases(
+    capabilities: Capabilities | None = None,
+    *,
+    backward: bool | None = None,
+    dtype: str | None = None,
+    max_elements: int | None = None,
+) -> st.SearchStrategy[Case]:
+    """Cases of the default distribution that a kernel takes; they shrink to a minimal shape.
+
+    Args:
+        capabilities: What the kernel takes; None: everything.
+        backward: Always or never a backward pass; None: as the distribution has it.
+        dtype: Only this dtype.
+        max_elements: Most batch * heads_q * seqlen_q * seqlen_k.
+
+    Raises:
+        InvalidInputError: Nothing is left to draw.
+    """
+    space = Space.of(capabilities, dtype=dtype, backward=backward, max_elements=max_elements)
+    decode = functools.partial(_decode, space, keep_backward=backward is True)
+    # One choice of fixed size: Hypothesis then neither mixes parts of two examples nor prefers
+    # small numbers, either of which would bend the distribution.
+    return st.binary(min_size=_SIZE, max_size=_SIZE).map(decode)
+
+
+def problems(
+    capabilities: Capabilities | None = None,
+    *,
+    dtype: str | None = None,
+    max_elements: int | None = None,
+) -> st.SearchStrategy[Problem]:
+    """The problems of `cases`, values and seed left out."""
+    drawn = cases(capabilities, dtype=dtype, max_elements=max_elements)
+    return drawn.map(lambda case: case.problem)
+
+
+def _decode(space: Space, data: bytes, *, keep_backward: bool) -> Case:
+    """The case that the bytes stand for."""
+    source = iter(data)
+    caps = {name: sum(next(source) * digit for digit in _DIGITS) for name in _LENGTHS}
+    caps |= {name: next(source) for name in _HEADS}
+    simple = {name for name in _FLAGS if next(source) == 0}
+    if keep_backward:
+        simple.discard("backward")
+    seed = int.from_bytes(bytes(source), "big")
+    full = sample(random.Random(seed), space)  # noqa: S311 - reproducible, not secret
+    case = _capped(_simplified(full, simple, space), caps, space)
+    if not _accepted(case, space):
+        reject()
+    return case
+
+
+def _accepted(case: Case, space: Space) -> bool:
+    c = space.capabilities
+    return c is None or c.reason_against(case.problem) is None
+
+
+def _simplified(case: Case, simple: set[str], space: Space) -> Case:
+    """The case with the named fields at their defaults."""
+    p, values = case.problem, case.values
+    changes: dict[str, object] = {}
+    changes["mask"] = FULL if "mask" in simple else _simplified_mask(p.mask, simple, space)
+    if "dtype" in simple:
+        changes["dtype"] = space.dtypes[0][0]
+    if changes.get("dtype", p.dtype) != "float32":
+        changes["dot_precision"] = "ieee"
+    elif "dot_precision" in simple:
+        changes["dot_precision"] = space.dot_precisions[0][0]
+    defaults: dict[str, object] = {"softcap": 0.0, "softmax_scale": None}
+    defaults |= {f"layout_{name}": BHSD for name in ("q", "k", "v", "do")}
+    changes |= {name: value for name, value in defaults.items() if name in simple}
+    default = Values()
+    kept = {
+        name: getattr(default if name in simple else values, name)
+        for name in ("qk", "v", "do", "logits")
+    }
+    return Case(
+        problem=dataclasses.replace(p, **changes),  # type: ignore[arg-type]
+        values=Values(**kept),
+        seed=0 if "seed" in simple else case.seed,
+        backward=case.backward and "backward" not in simple,
+    )
+
+
+def _simplified_mask(mask: Mask, simple: set[str], space: Space) -> Mask:
+    alignments = ("bottom-right",) if space.capabilities is None else space.capabilities.alignments
+    aligned = "alignment" in simple and "bottom-right" in alignments
+    new = Mask(
+        causal=mask.causal and "causal" not in simple,
+        window_left=None if "window_left" in simple else mask.window_left,
+        window_right=None if "window_right" in simple else mask.window_right,
+        alignment="bottom-right" if aligned else mask.alignment,
+    )
+    return new if new.hides_anything else FULL
+
+
+def _capped(case: Case, caps: dict[str, int], space: Space) -> Case:
+    """The case with no dimension above its cap. Only sequences that were empty are empty."""
+    p = case.problem
+    head_dim = space.fit_head_dim(min(p.head_dim, caps["head_dim"]))
+    head_dim_v = head_dim
+    if space.head_dims_v:
+        head_dim_v = space.fit_head_dim(min(p.head_dim_v, caps["head_dim_v"]), of_v=True)
+    heads_kv = min(p.heads_kv, max(1, caps["heads_kv"]))
+    problem = dataclasses.replace(
+        p,
+        batch=min(p.batch, max(1, caps["batch"])),
+        heads_q=heads_kv * min(p.group, max(1, caps["group"])),
+        heads_kv=heads_kv,
+        seqlen_q=min(p.seqlen_q, max(1, min(caps["both"], caps["seqlen_q"]))),
+        seqlen_k=min(p.seqlen_k, max(1, min(caps["both"], caps["seqlen_k"]))),
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        mask=_narrowed(p.mask, caps["window"]),
+    )
+    return dataclasses.replace(case, problem=problem)
+
+
+def _narrowed(mask: Mask, cap: int) -> Mask:
+    sides = (mask.window_left, mask.window_right)
+    left, right = (side if side is None else min(side, cap) for side in sides)
+    return dataclasses.replace(mask, window_left=left, window_right=right)
+
+
+def shrink(
+    case: Case,
+    fails: Callable[[Case], bool],
+    *,
+    capabilities: Capabilities | None = None,
+    max_seconds: float = 60.0,
+    max_executions: int = 100,
+) -> Case:
+    """A smaller and simpler case that still fails.
+
+    Greedy, and cheap because it climbs: each dimension is tried from its smallest value upwards, so
+    that most executions are of tiny cases. No dimension grows; the dtype stays.
+
+    Args:
+        case: A case that fails.
+        fails: Runs a case; True when it fails in the way that is wanted.
+        capabilities: Cases outside are not tried.
+        max_seconds: No execution starts later than this.
+        max_executions: Most calls of `fails`.
+
+    Returns:
+        The smallest case found on which `fails` was true, or `case` itself.
+    """
+    dtype, backward = case.problem.dtype, case.backward
+    space = Space.of(capabilities, dtype=dtype)
+    if not backward:
+        space = dataclasses.replace(space, backward=0.0)
+    search = _Search(fails, space, time.monotonic() + max_seconds, max_executions)
+    search.run(case)
+    return search.best
+
+
+class _Search:
+    """The state of one `shrink`."""
+
+    def __init__(
+        self, fails: Callable[[Case], bool], space: Space, end: float, executions: int
+    ) -> None:
+        self._fails = fails
+        self._space = space
+        self._end = end
+        self._left = executions
+        self._seen: dict[Case, bool] = {}
+        self.best: Case
+
+    def run(self, case: Case) -> None:
+        self.best = case
+        self._seen[case] = True
+        before = None
+        while before != self.best and self._may_go_on():
+            before = self.best
+            self._reduce()  # first, so that the rest runs on small cases
+            self._simplify()
+
+    def _may_go_on(self) -> bool:
+        return self._left > 0 and time.monotonic() < self._end
+
+    def _try(self, case: Case) -> bool:
+        """Whether the case fails too; it is then the best."""
+        known = self._seen.get(case)
+        if known is None:
+            if not (self._may_go_on() and _accepted(case, self._space)):
+                return False
+            self._left -= 1
+            known = self._seen[case] = self._fails(case)
+        if known:
+            self.best = case
+        return known
+
+    def _simplify(self) -> None:
+        """Set fields to their defaults: all of them, else halves of what is left, down to each."""
+        queue = [[name for name in _FLAGS if name != "dtype"]]
+        while queue:
+            names = [
+                name for name in queue.pop(0)
+                if _simplified(self.best, {name}, self._space) != self.best
+            ]  # fmt: skip
+            if names and not self._try(_simplified(self.best, set(names), self._space)):
+                half = len(names) // 2
+                queue += [names[:half], names[half:]] if half else []
+
+    def _reduce(self) -> None:
+        """Lower the dimensions, those first that save most time."""
+        self._lower("batch", "group", "heads_kv")
+        self._lower("both")
+        self._lower("head_dim", "head_dim_v")
+        for name in (*_HEADS, *_LENGTHS):
+            self._lower(name)
+
+    def _lower(self, *names: str) -> None:
+        """The lowest common cap of some dimensions under which the case still fails."""
+        top = max(_dimension(self.best, name) for name in names)
+        passed, start = 0, self.best
+        for cap in (*_ladder(top), top):
+            if self._try(_capped(start, _caps(names, cap), self._space)):
+                break
+            passed = cap
+        else:
+            return
+        failed = cap
+        while failed - passed > 1 and self._may_go_on():
+            middle = (passed + failed) // 2
+            if self._try(_capped(start, _caps(names, middle), self._space)):
+                failed = middle
+            else:
+                passed = middle
+
+
+def _caps(names: tuple[str, ...], cap: int) -> dict[str, int]:
+    return dict.fromkeys((*_LENGTHS, *_HEADS), 1 << 62) | dict.fromkeys(names, cap)
+
+
+def _dimension(case: Case, name: str) -> int:
+    p = case.problem
+    if name == "window":
+        return max(p.mask.window_left or 0, p.mask.window_right or 0)
+    if name == "both":
+        return max(p.seqlen_q, p.seqlen_k)
+    value = getattr(p, name)
+    assert isinstance(value, int)  # noqa: S101 - for mypy
+    return value
+
+
+def _ladder(top: int) -> Iterator[int]:
+    """Caps to try, upwards: 1, 2, and just above each power of two, where a new block begins."""
+    yield from (cap for cap in (1, 2) if cap < top)
+    block = 16
+    while block + 1 < top:
+        yield block + 1
+        block *= 2

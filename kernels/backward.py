@@ -45,7 +45,7 @@ def delta_kernel(
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     VECTOR: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """delta = sum over head_dim_v of do * o, float32, (batch, heads_q, seqlen_q) contiguous."""
+    """Write delta = sum over head_dim_v of do * o, float32, (batch, heads_q, seqlen_q) contiguous."""
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     program = tl.program_id(0)
     sequence = program // blocks
@@ -72,7 +72,7 @@ def delta_kernel(
 
 @triton.jit
 def load_lse_log2(head, queries, seqlen_q):
-    """lse of some queries in base 2. Rows that saw no key get +inf, so that their P is 0."""
+    """Load lse of some queries, in base 2. Rows that saw no key get +inf, so that their P is 0."""
     row_lse = tl.load(head + queries, mask=queries < seqlen_q, other=float("inf"))
     return tl.where(row_lse == float("-inf"), float("inf"), row_lse * LOG2E)
 
@@ -101,7 +101,7 @@ def dkdv_kernel(
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, heads_kv, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
-    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,
+    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -113,13 +113,12 @@ def dkdv_kernel(
     One program visits every query head of the key head's group, so nothing is reduced across
     programs but dq_sum.
 
-    Args:
+    The tensors and numbers that need a word:
         q, k, v, do: (batch, heads, seqlen, head_dim) with any strides.
         lse, delta: (batch, heads_q, seqlen_q) float32, contiguous.
         dk, dv: Shaped as k, v; contiguous.
         dq_sum: Shaped as q; float32, contiguous; receives dQ / softmax_scale. None without
             ATOMIC_DQ.
-        seqlen_bucket: Read by the autotuner only.
     """
     blocks = tl.cdiv(seqlen_k, BLOCK_N)
     program = tl.program_id(0)
@@ -204,9 +203,10 @@ def dkdv_kernel(
                     dk_acc, dk_tail, ds, q_tile, q_tail, TAIL_D, DOT_PRECISION
                 )
                 if ATOMIC_DQ:
+                    dq_head = dq_sum + row * (head_dim // VECTOR * VECTOR)
                     add_dq(
-                        dq_sum + row * (head_dim // VECTOR * VECTOR), first_query, seqlen_q, head_dim,
-                        ds, k_tile, k_tail, BLOCK_M, BLOCK_D, TAIL_D, DOT_PRECISION, VECTOR,
+                        dq_head, first_query, seqlen_q, head_dim, ds, k_tile, k_tail,
+                        BLOCK_M, BLOCK_D, TAIL_D, DOT_PRECISION, VECTOR,
                     )  # fmt: skip
 
     dk_head = dk + tl.cast(sequence, tl.int64) * seqlen_k * (head_dim // VECTOR * VECTOR)
@@ -250,7 +250,7 @@ def dq_kernel(
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
-    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,
+    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,

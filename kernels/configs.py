@@ -11,7 +11,7 @@ import triton
 __all__ = ["DKDV", "DQ", "FORWARD", "autotuned"]
 
 
-def _configs(*rows):
+def _configs(*rows):  # noqa: ANN002
     return [
         triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
         for m, n, warps, stages in rows
@@ -20,20 +20,20 @@ def _configs(*rows):
 
 # (bytes an element, most columns of a q or v row): (BLOCK_M, BLOCK_N, num_warps, num_stages) ...
 FORWARD = {
-    (2, 128): _configs((128, 128, 8, 2), (128, 64, 4, 3), (64, 64, 4, 2), (16, 32, 4, 2)),
-    (2, 256): _configs((128, 64, 8, 2), (64, 32, 4, 2), (16, 32, 4, 1)),
+    (2, 128): _configs((128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (16, 32, 4, 2)),
+    (2, 256): _configs((64, 64, 8, 2), (64, 32, 8, 2), (16, 32, 4, 1)),
     (4, 128): _configs((64, 64, 8, 2), (64, 32, 4, 2), (16, 16, 4, 1)),
     (4, 256): _configs((64, 32, 8, 1), (32, 32, 8, 1), (16, 16, 4, 1)),
 }
 DKDV = {
-    (2, 128): _configs((64, 128, 8, 2), (64, 64, 4, 2), (32, 64, 4, 2), (16, 16, 4, 1)),
-    (2, 256): _configs((64, 64, 8, 1), (32, 64, 8, 1), (16, 16, 4, 1)),
+    (2, 128): _configs((64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2), (16, 16, 4, 1)),
+    (2, 256): _configs((32, 64, 8, 2), (32, 32, 8, 1), (16, 16, 4, 1)),
     (4, 128): _configs((32, 64, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
     (4, 256): _configs((32, 32, 8, 1), (16, 32, 8, 1), (16, 16, 4, 1)),
 }
 DQ = {
     (2, 128): _configs((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (16, 16, 4, 1)),
-    (2, 256): _configs((64, 64, 8, 1), (64, 32, 8, 1), (16, 16, 4, 1)),
+    (2, 256): _configs((64, 32, 8, 2), (32, 64, 8, 1), (16, 16, 4, 1)),
     (4, 128): _configs((64, 32, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
     (4, 256): _configs((32, 32, 8, 1), (32, 16, 8, 1), (16, 16, 4, 1)),
 }
@@ -57,6 +57,6 @@ def autotuned(kernel, table, reset_to_zero=()):
         return triton.autotune(configs, key=_KEY, reset_to_zero=reset_to_zero or None)(kernel)
 
     def choose(element_size, columns):
-        return tuned(element_size, 128 if columns <= 128 else 256)  # noqa: PLR2004
+        return tuned(element_size, 128 if columns <= 128 else 256)
 
     return choose

@@ -48,7 +48,7 @@ def _float32(x):
     return min(max(x, -_LARGEST_FLOAT32), _LARGEST_FLOAT32)
 
 
-def _vector(problem, *tensors):
+def _vector(problem, *tensors):  # noqa: ANN002
     """Elements in 16 bytes if all tensors can be read 16 bytes at a time, else 1 (see tiles.py)."""
     elements = _BYTES_A_VECTOR // tensors[0].element_size()
     aligned = all(
@@ -59,7 +59,7 @@ def _vector(problem, *tensors):
     return elements if aligned and fits else 1
 
 
-def _arguments(problem, *tensors):
+def _arguments(problem, *tensors):  # noqa: ANN002
     """Arguments that all kernels of this problem share, by name."""
     seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
     # Query i sees key j when band_lo <= j - i <= band_hi; limits that hide nothing are dropped.
@@ -104,7 +104,7 @@ def _columns(arguments):
 
 
 def attention_forward(problem, q, k, v):
-    """o and lse.
+    """Return o and lse.
 
     Args:
         problem: Shapes, mask, scale and softcap.
@@ -130,7 +130,10 @@ def attention_backward(problem, q, k, v, outputs, do):
     """dq, dk, dv without atomics: the same bits on every run.
 
     Args:
-        problem: As given to the forward pass; q, k, v likewise.
+        problem: As given to the forward pass.
+        q: As given to the forward pass.
+        k: As given to the forward pass.
+        v: As given to the forward pass.
         outputs: What `attention_forward` returned; o and lse are read.
         do: (batch, heads_q, seqlen_q, head_dim_v), any strides, the dtype of o.
     """
@@ -187,7 +190,7 @@ def _backward_start(problem, q, k, v, outputs, do):
 
 
 def _grid(seqlen, block, sequences):
-    """One program for each block of rows of each sequence, along one axis (the others end at 65535)."""
+    """One program a block of rows of a sequence, on one axis: the others end at 65535."""
     return lambda meta: (triton.cdiv(seqlen, meta[block]) * sequences,)
 
 

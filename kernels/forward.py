@@ -35,7 +35,7 @@ def forward_kernel(
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_om,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
-    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,
+    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -49,14 +49,13 @@ def forward_kernel(
     score_scale * score. Subtracting m before scaling keeps logits of any size exact near their
     maximum and leaves no product that a fused multiply-add could round differently.
 
-    Args:
+    The tensors and numbers that need a word:
         q, k, v: (batch, heads, seqlen, head_dim) with any strides.
         o: (batch, heads_q, seqlen_q, head_dim_v), head_dim_v contiguous.
         lse: (batch, heads_q, seqlen_q) float32, contiguous, natural logarithm.
         group: Query heads per key head.
         band_lo, band_hi: Query i sees key j when ``band_lo <= j - i <= band_hi``; read only under
             HAS_LO and HAS_HI.
-        seqlen_bucket: Read by the autotuner only.
 
     Accumulates in float32; P is rounded to v's dtype before P V.
     """

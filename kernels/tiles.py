@@ -1,4 +1,4 @@
-"""Device functions that all attention kernels share: tiles of rows, products over head_dim, masks, tanh.
+"""What all attention kernels share: tiles of rows, products over head_dim, masks, tanh.
 
 A head_dim that is no power of two is split: a *tile* of BLOCK_D columns and a *tail* of TAIL_D more
 (80 = 64 + 16, 96 = 64 + 32), so that 80 costs 80 columns, not 128. TAIL_D = 0 means no tail; the
@@ -145,7 +145,7 @@ def is_visible(
 
 @triton.jit
 def tanh(x):
-    """tanh of float32, to a few units of 2^-24 relative over the whole range."""
+    """Compute tanh in float32, to a few units of 2^-24 relative over the whole range."""
     magnitude = tl.abs(x)
     decay = tl.exp(-2.0 * magnitude)
     large = (1.0 - decay) / (1.0 + decay)

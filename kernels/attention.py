@@ -182,7 +182,7 @@ def scaled_dot_product_attention(
     """
     if attn_mask is not None:
         msg = (
-            f"attn_mask={type(attn_mask).__name__}: arbitrary masks are not supported, use None with "
+            f"attn_mask={type(attn_mask).__name__}: arbitrary masks are not supported; use "
             "is_causal, attention(window_size=...), or torch's own function"
         )
         raise NotImplementedError(msg)

@@ -13,7 +13,8 @@ import triton
 from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs
 
 from . import configs
-from .backward import delta_kernel, dkdv_kernel, dq_kernel
+from .backward_dkdv import dkdv_kernel
+from .backward_dq import delta_kernel, dq_kernel
 from .forward import forward_kernel
 
 __all__ = ["attention_forward", "flash"]

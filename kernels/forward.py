@@ -3,17 +3,8 @@
 import triton
 import triton.language as tl
 
-from .tiles import (
-    LOG2E,
-    add_product,
-    dot_rows,
-    head_start,
-    is_visible,
-    load_rows,
-    store_rows,
-    tanh,
-    zero_rows,
-)
+from .scores import LOG2E, is_visible, key_range, tanh
+from .tiles import add_product, dot_rows, head_start, load_rows, store_rows, zero_rows
 
 # Compiling again for every length and stride that happens to be 1 or a multiple of 16 buys nothing
 # here: VECTOR already tells what matters.
@@ -84,30 +75,17 @@ def forward_kernel(
         q_tail = tl.where(softmax_scale < 0.0, -q_tail, q_tail)
     score_scale_log2 = score_scale * LOG2E
 
-    # Keys that some query of the block may see: [key_begin, key_end). Those that every query of
-    # the block sees, in whole blocks, end at interior_end; a lower limit hides from the start.
-    last_query = tl.minimum(first_query + BLOCK_M, seqlen_q) - 1
-    key_begin = 0
-    key_end = seqlen_k
-    interior_end = seqlen_k
-    if HAS_LO:
-        key_begin = tl.maximum(first_query + band_lo, 0) // BLOCK_N * BLOCK_N
-    if HAS_HI:
-        key_end = tl.minimum(key_end, last_query + band_hi + 1)
-        interior_end = tl.maximum(tl.minimum(interior_end, first_query + band_hi + 1), 0)
-    interior_end = interior_end // BLOCK_N * BLOCK_N
+    key_begin, interior_end, key_end = key_range(
+        first_query, seqlen_q, seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
+    )
 
     m = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)  # noqa: E741
     acc, acc_tail = zero_rows(BLOCK_M, BLOCK_DV, TAIL_DV)
     # Unrolled: the body is compiled for the interior, without masks, then for the rest, with masks.
     for MASKED in tl.static_range(1 if HAS_LO else 0, 2):
-        begin = key_begin
-        end = interior_end
-        if MASKED == 1:
-            end = key_end
-            if not HAS_LO:
-                begin = interior_end
+        begin = interior_end if MASKED == 1 else key_begin
+        end = key_end if MASKED == 1 else interior_end
         for first_key in tl.range(begin, end, BLOCK_N):
             k_tile, k_tail = load_rows(
                 k_head, first_key, seqlen_k, head_dim, stride_kn, stride_kd,

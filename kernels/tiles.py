@@ -1,4 +1,4 @@
-"""What all attention kernels share: tiles of rows, products over head_dim, masks, tanh.
+"""Tiles of rows, loaded and stored, and products over head_dim.
 
 A head_dim that is no power of two is split: a *tile* of BLOCK_D columns and a *tail* of TAIL_D more
 (80 = 64 + 16, 96 = 64 + 32), so that 80 costs 80 columns, not 128. TAIL_D = 0 means no tail; the
@@ -11,8 +11,6 @@ Strides are in elements. Whatever depends on a stride is computed in 64 bits.
 
 import triton
 import triton.language as tl
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -128,41 +126,3 @@ def add_product(
     if TAIL_D > 0:
         acc_tail = tl.dot(weights, rows_tail, acc_tail, input_precision=DOT_PRECISION)
     return acc, acc_tail
-
-
-@triton.jit
-def is_visible(
-    queries, keys, seqlen_k, band_lo, band_hi, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr
-):  # fmt: skip
-    """Whether query i sees key j: ``band_lo <= j - i <= band_hi`` and ``j < seqlen_k``."""
-    visible = keys < seqlen_k
-    if HAS_LO:
-        visible = visible & (keys - queries >= band_lo)
-    if HAS_HI:
-        visible = visible & (keys - queries <= band_hi)
-    return visible
-
-
-@triton.jit
-def tanh(x):
-    """Compute tanh in float32, to a few units of 2^-24 relative over the whole range."""
-    magnitude = tl.abs(x)
-    decay = tl.exp(-2.0 * magnitude)
-    large = (1.0 - decay) / (1.0 + decay)
-    # Below 0.55 that cancels: tanh(x)/x - 1 as a minimax polynomial in x^2 (error 1.1e-9 relative).
-    small = tl.minimum(magnitude, 0.55)
-    square = small * small
-    series = -0.00627424 * square + 0.02107168
-    series = series * square - 0.05385231
-    series = series * square + 0.13332586
-    series = series * square - 0.33333318
-    small += small * square * series
-    result = tl.where(magnitude < 0.55, small, large)
-    return tl.where(x < 0.0, -result, result)
-
-
-@triton.jit
-def tanh_slope(x):
-    """1 - tanh(x)^2 of float32, without the cancellation of that formula."""
-    decay = tl.exp(-2.0 * tl.abs(x))
-    return 4.0 * decay / ((1.0 + decay) * (1.0 + decay))

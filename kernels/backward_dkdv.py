@@ -1,0 +1,164 @@
+"""dK and dV, one program for BLOCK_N keys of one key head; dQ too, atomically, if wanted.
+
+With S the scaled (and soft-capped) logits: P = exp(S - lse), dP = dO V^T, delta = sum_d dO o,
+dS = P (dP - delta) (times 1 - tanh^2 under a softcap), dV = P^T dO, dK = scale dS^T Q,
+dQ = scale dS K. P and dS are rounded to the input dtype before their products, the scale is applied
+to the float32 sums, and everything else is float32.
+"""
+
+import triton
+import triton.language as tl
+
+from .scores import is_visible, load_lse_log2, probabilities, query_range
+from .tiles import (
+    add_product,
+    dot_rows,
+    head_start,
+    load_rows,
+    row_pointers,
+    store_rows,
+    zero_rows,
+)
+
+_RUNTIME = (
+    "stride_qb", "stride_qh", "stride_qm", "stride_qd",
+    "stride_kb", "stride_kh", "stride_kn", "stride_kd",
+    "stride_vb", "stride_vh", "stride_vn", "stride_vd",
+    "stride_dob", "stride_doh", "stride_dom", "stride_dod",
+    "heads_q", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
+    "band_lo", "band_hi", "seqlen_bucket",
+)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_RUNTIME)
+def dkdv_kernel(
+    q, k, v, do, lse, delta, dk, dv, dq_sum,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_dob, stride_doh, stride_dom, stride_dod,
+    heads_q, heads_kv, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
+    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
+    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
+    DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr, GQA: tl.constexpr, ATOMIC_DQ: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Write dk and dv of BLOCK_N keys of one key head; under ATOMIC_DQ add dS K to dq_sum.
+
+    One program visits every query head of the key head's group, so nothing is reduced across
+    programs but dq_sum.
+
+    The tensors and numbers that need a word:
+        q, k, v, do: (batch, heads, seqlen, head_dim) with any strides.
+        lse, delta: (batch, heads_q, seqlen_q) float32, contiguous.
+        dk, dv: Shaped as k, v; contiguous.
+        dq_sum: Shaped as q; float32, contiguous; receives dQ / softmax_scale. None without
+            ATOMIC_DQ.
+    """
+    blocks = tl.cdiv(seqlen_k, BLOCK_N)
+    program = tl.program_id(0)
+    sequence = program // blocks  # of all batch * heads_kv
+    first_key = program % blocks * BLOCK_N
+    batch = sequence // heads_kv
+    head_kv = sequence % heads_kv
+    keys = first_key + tl.arange(0, BLOCK_N)
+    k_head = head_start(k, batch, head_kv, stride_kb, stride_kh, VECTOR)
+    v_head = head_start(v, batch, head_kv, stride_vb, stride_vh, VECTOR)
+    k_tile, k_tail = load_rows(
+        k_head, first_key, seqlen_k, head_dim, stride_kn, stride_kd,
+        BLOCK_N, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
+    )  # fmt: skip
+    v_tile, v_tail = load_rows(
+        v_head, first_key, seqlen_k, head_dim_v, stride_vn, stride_vd,
+        BLOCK_N, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
+    )  # fmt: skip
+
+    query_begin, interior_begin, query_end = query_range(
+        first_key, seqlen_q, seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
+    )
+
+    dk_acc, dk_tail = zero_rows(BLOCK_N, BLOCK_D, TAIL_D)
+    dv_acc, dv_tail = zero_rows(BLOCK_N, BLOCK_DV, TAIL_DV)
+    # A loop that is known to run once costs no registers.
+    for member in range(group if GQA else 1):
+        head_q = head_kv * group + member
+        q_head = head_start(q, batch, head_q, stride_qb, stride_qh, VECTOR)
+        do_head = head_start(do, batch, head_q, stride_dob, stride_doh, VECTOR)
+        row = tl.cast(batch * heads_q + head_q, tl.int64) * seqlen_q
+        # Unrolled: the body is compiled with masks, then without (not at all under a lower limit).
+        for INTERIOR in tl.static_range(0, 1 if HAS_LO else 2):
+            begin = interior_begin if INTERIOR == 1 else query_begin
+            end = query_end if INTERIOR == 1 else interior_begin
+            for first_query in tl.range(begin, end, BLOCK_M):
+                queries = first_query + tl.arange(0, BLOCK_M)
+                q_tile, q_tail = load_rows(
+                    q_head, first_query, seqlen_q, head_dim, stride_qm, stride_qd,
+                    BLOCK_M, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
+                )  # fmt: skip
+                do_tile, do_tail = load_rows(
+                    do_head, first_query, seqlen_q, head_dim_v, stride_dom, stride_dod,
+                    BLOCK_M, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
+                )  # fmt: skip
+                row_lse = load_lse_log2(lse + row, queries, seqlen_q)
+                row_delta = tl.load(delta + row + queries, mask=queries < seqlen_q, other=0.0)
+                # Transposed tiles (keys, queries), ready to be left operands.
+                products = dot_rows(k_tile, k_tail, q_tile, q_tail, TAIL_D, DOT_PRECISION)
+                p, slope = probabilities(
+                    products, row_lse[None, :], softmax_scale, softcap, SOFTCAP
+                )
+                if INTERIOR == 0:
+                    visible = is_visible(
+                        queries[None, :], keys[:, None], seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI
+                    )
+                    p = tl.where(visible, p, 0.0)
+                dv_acc, dv_tail = add_product(
+                    dv_acc, dv_tail, p.to(do_tile.dtype), do_tile, do_tail, TAIL_DV, DOT_PRECISION
+                )
+                dp = dot_rows(v_tile, v_tail, do_tile, do_tail, TAIL_DV, DOT_PRECISION)
+                ds = p * (dp - row_delta[None, :]) * slope
+                if INTERIOR == 0:
+                    ds = tl.where(visible, ds, 0.0)  # 0 times a dp that overflowed is NaN
+                ds = ds.to(q_tile.dtype)
+                dk_acc, dk_tail = add_product(
+                    dk_acc, dk_tail, ds, q_tile, q_tail, TAIL_D, DOT_PRECISION
+                )
+                if ATOMIC_DQ:
+                    dq_head = dq_sum + row * (head_dim // VECTOR * VECTOR)
+                    add_dq(
+                        dq_head, first_query, seqlen_q, head_dim, ds, k_tile, k_tail,
+                        BLOCK_M, BLOCK_D, TAIL_D, DOT_PRECISION, VECTOR,
+                    )  # fmt: skip
+
+    dk_head = dk + tl.cast(sequence, tl.int64) * seqlen_k * (head_dim // VECTOR * VECTOR)
+    dv_head = dv + tl.cast(sequence, tl.int64) * seqlen_k * (head_dim_v // VECTOR * VECTOR)
+    store_rows(
+        dk_head, first_key, seqlen_k, head_dim, head_dim,
+        dk_acc * softmax_scale, dk_tail * softmax_scale, BLOCK_N, BLOCK_D, TAIL_D, VECTOR,
+    )  # fmt: skip
+    store_rows(
+        dv_head, first_key, seqlen_k, head_dim_v, head_dim_v,
+        dv_acc, dv_tail, BLOCK_N, BLOCK_DV, TAIL_DV, VECTOR,
+    )  # fmt: skip
+
+
+@triton.jit
+def add_dq(
+    dq_head, first_query, seqlen_q, head_dim, ds, k_tile, k_tail,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr,
+    DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Add dS K to the rows of one head; ds is transposed, (keys, queries)."""
+    dq_acc, dq_tail = zero_rows(BLOCK_M, BLOCK_D, TAIL_D)
+    dq_acc, dq_tail = add_product(
+        dq_acc, dq_tail, tl.trans(ds), k_tile, k_tail, TAIL_D, DOT_PRECISION
+    )
+    rows_inside = (first_query + tl.arange(0, BLOCK_M) < seqlen_q)[:, None]
+    pointers = row_pointers(dq_head, first_query, 0, head_dim, 1, BLOCK_M, BLOCK_D, VECTOR)
+    inside = rows_inside & (tl.arange(0, BLOCK_D) < head_dim)[None, :]
+    tl.atomic_add(pointers, dq_acc, mask=inside, sem="relaxed")
+    if TAIL_D > 0:
+        pointers = row_pointers(dq_head, first_query, BLOCK_D, head_dim, 1, BLOCK_M, TAIL_D, VECTOR)
+        inside = rows_inside & (BLOCK_D + tl.arange(0, TAIL_D) < head_dim)[None, :]
+        tl.atomic_add(pointers, dq_tail, mask=inside, sem="relaxed")

@@ -1,0 +1,140 @@
+"""delta, which both backward passes need, and dQ, one program for BLOCK_M queries of one head.
+
+The formulas stand in backward_dkdv.py.
+"""
+
+import triton
+import triton.language as tl
+
+from .scores import is_visible, key_range, load_lse_log2, probabilities
+from .tiles import add_product, dot_rows, head_start, load_rows, store_rows, zero_rows
+
+_RUNTIME = (
+    "stride_qb", "stride_qh", "stride_qm", "stride_qd",
+    "stride_kb", "stride_kh", "stride_kn", "stride_kd",
+    "stride_vb", "stride_vh", "stride_vn", "stride_vd",
+    "stride_dob", "stride_doh", "stride_dom", "stride_dod",
+    "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
+    "band_lo", "band_hi", "seqlen_bucket",
+)  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=(
+        "stride_ob", "stride_oh", "stride_om", "stride_od",
+        "stride_dob", "stride_doh", "stride_dom", "stride_dod",
+        "heads_q", "seqlen_q", "head_dim_v",
+    )
+)  # fmt: skip
+def delta_kernel(
+    o, do, delta,
+    stride_ob, stride_oh, stride_om, stride_od,
+    stride_dob, stride_doh, stride_dom, stride_dod,
+    heads_q, seqlen_q, head_dim_v,
+    BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
+    VECTOR: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Write delta = sum over head_dim_v of do * o: (batch, heads_q, seqlen_q) float32."""
+    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    program = tl.program_id(0)
+    sequence = program // blocks
+    first_query = program % blocks * BLOCK_M
+    batch = sequence // heads_q
+    head = sequence % heads_q
+    o_head = head_start(o, batch, head, stride_ob, stride_oh, VECTOR)
+    do_head = head_start(do, batch, head, stride_dob, stride_doh, VECTOR)
+    o_tile, o_tail = load_rows(
+        o_head, first_query, seqlen_q, head_dim_v, stride_om, stride_od,
+        BLOCK_M, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
+    )  # fmt: skip
+    do_tile, do_tail = load_rows(
+        do_head, first_query, seqlen_q, head_dim_v, stride_dom, stride_dod,
+        BLOCK_M, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
+    )  # fmt: skip
+    total = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if TAIL_DV > 0:
+        total += tl.sum(o_tail.to(tl.float32) * do_tail.to(tl.float32), 1)
+    queries = first_query + tl.arange(0, BLOCK_M)
+    delta_head = delta + tl.cast(sequence, tl.int64) * seqlen_q
+    tl.store(delta_head + queries, total, mask=queries < seqlen_q)
+
+
+@triton.jit(do_not_specialize=_RUNTIME)
+def dq_kernel(
+    q, k, v, do, lse, delta, dq,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_dob, stride_doh, stride_dom, stride_dod,
+    heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
+    band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
+    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
+    HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
+    DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Write dq of BLOCK_M queries of one head. Arguments as those of dkdv_kernel."""
+    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    program = tl.program_id(0)
+    sequence = program // blocks  # of all batch * heads_q
+    first_query = (blocks - 1 - program % blocks) * BLOCK_M  # causal: the longest rows first
+    batch = sequence // heads_q
+    head_q = sequence % heads_q
+    head_kv = head_q // group
+    q_head = head_start(q, batch, head_q, stride_qb, stride_qh, VECTOR)
+    do_head = head_start(do, batch, head_q, stride_dob, stride_doh, VECTOR)
+    k_head = head_start(k, batch, head_kv, stride_kb, stride_kh, VECTOR)
+    v_head = head_start(v, batch, head_kv, stride_vb, stride_vh, VECTOR)
+    row = tl.cast(sequence, tl.int64) * seqlen_q
+    queries = first_query + tl.arange(0, BLOCK_M)
+    q_tile, q_tail = load_rows(
+        q_head, first_query, seqlen_q, head_dim, stride_qm, stride_qd,
+        BLOCK_M, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
+    )  # fmt: skip
+    do_tile, do_tail = load_rows(
+        do_head, first_query, seqlen_q, head_dim_v, stride_dom, stride_dod,
+        BLOCK_M, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
+    )  # fmt: skip
+    row_lse = load_lse_log2(lse + row, queries, seqlen_q)
+    row_delta = tl.load(delta + row + queries, mask=queries < seqlen_q, other=0.0)
+
+    key_begin, interior_end, key_end = key_range(
+        first_query, seqlen_q, seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
+    )
+
+    dq_acc, dq_tail = zero_rows(BLOCK_M, BLOCK_D, TAIL_D)
+    for MASKED in tl.static_range(1 if HAS_LO else 0, 2):
+        begin = interior_end if MASKED == 1 else key_begin
+        end = key_end if MASKED == 1 else interior_end
+        for first_key in tl.range(begin, end, BLOCK_N):
+            k_tile, k_tail = load_rows(
+                k_head, first_key, seqlen_k, head_dim, stride_kn, stride_kd,
+                BLOCK_N, BLOCK_D, TAIL_D, MASKED == 1, PADDED_D, VECTOR,
+            )  # fmt: skip
+            v_tile, v_tail = load_rows(
+                v_head, first_key, seqlen_k, head_dim_v, stride_vn, stride_vd,
+                BLOCK_N, BLOCK_DV, TAIL_DV, MASKED == 1, PADDED_DV, VECTOR,
+            )  # fmt: skip
+            products = dot_rows(q_tile, q_tail, k_tile, k_tail, TAIL_D, DOT_PRECISION)
+            p, slope = probabilities(products, row_lse[:, None], softmax_scale, softcap, SOFTCAP)
+            if MASKED == 1:
+                keys = first_key + tl.arange(0, BLOCK_N)
+                visible = is_visible(
+                    queries[:, None], keys[None, :], seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI
+                )
+                p = tl.where(visible, p, 0.0)
+            dp = dot_rows(do_tile, do_tail, v_tile, v_tail, TAIL_DV, DOT_PRECISION)
+            ds = p * (dp - row_delta[:, None]) * slope
+            if MASKED == 1:
+                ds = tl.where(visible, ds, 0.0)  # 0 times a dp that overflowed is NaN
+            ds = ds.to(k_tile.dtype)
+            dq_acc, dq_tail = add_product(
+                dq_acc, dq_tail, ds, k_tile, k_tail, TAIL_D, DOT_PRECISION
+            )
+
+    dq_head = dq + row * (head_dim // VECTOR * VECTOR)
+    store_rows(
+        dq_head, first_query, seqlen_q, head_dim, head_dim,
+        dq_acc * softmax_scale, dq_tail * softmax_scale, BLOCK_M, BLOCK_D, TAIL_D, VECTOR,
+    )  # fmt: skip

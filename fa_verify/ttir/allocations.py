@@ -1,0 +1,89 @@
+"""Watches torch: poisons what is allocated uninitialised and notes what is written.
+
+Results of `empty` and its kin are filled with NaN (or a large odd integer) and count as never written;
+whatever torch operations write in place counts as written; all other results are written by nature.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fa_verify.ttir.memory import span_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from fa_verify.ttir.memory import Memory
+
+_EMPTY = frozenset({
+    "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
+    "aten::new_empty_strided", "aten::empty_permuted",
+})  # fmt: skip
+_ODD = 0x5A5A5A5A5A5A5A5B
+
+
+class Allocations(TorchDispatchMode):
+    """The torch dispatch mode of an execution."""
+
+    def __init__(self, memory: Memory) -> None:
+        """Report to `memory`."""
+        super().__init__()
+        self.memory = memory
+        self._kinds: dict[Any, tuple[tuple[int, str], ...] | None] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Run an operation and note its effect."""
+        del types
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func not in self._kinds:
+            self._kinds[func] = _written_arguments(func)
+        written = self._kinds[func]
+        if written is None:
+            if isinstance(result, torch.Tensor):
+                self._poison(result)
+        else:
+            for position, name in written:
+                value = args[position] if position < len(args) else kwargs.get(name)
+                for tensor in _tensors(value):
+                    self.memory.set_written(tensor, written=True)
+        return result
+
+    def _poison(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.numel() == 0:
+            return
+        flat = tensor.as_strided((span_of(tensor),), (1,), tensor.storage_offset())
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            flat.fill_(float("nan"))
+        elif tensor.dtype == torch.bool:
+            flat.fill_(True)  # noqa: FBT003 - torch's signature
+        elif not tensor.dtype.is_signed:
+            flat.view(torch.uint8).fill_(0x5B)
+        else:
+            flat.fill_(_ODD & torch.iinfo(tensor.dtype).max)
+        self.memory.set_written(tensor, written=False)
+
+
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...] | None:  # noqa: ANN401
+    """(position, name) of the arguments an operation writes; None for an uninitialised allocation."""
+    schema = func._schema  # noqa: SLF001 - torch offers no other way
+    if schema.name in _EMPTY:
+        return None
+    return tuple(
+        (i, arg.name)
+        for i, arg in enumerate(schema.arguments)
+        if arg.alias_info is not None and arg.alias_info.is_write
+    )
+
+
+def _tensors(value: Any) -> Iterable[torch.Tensor]:  # noqa: ANN401
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if isinstance(value, list | tuple):
+        return [x for x in value if isinstance(x, torch.Tensor)]
+    return ()

@@ -1,0 +1,60 @@
+"""The compiler half of the Triton backend: Triton's own front end and TTIR passes, then stop.
+
+The last stage is the TTIR text, locations included; Triton's disk cache keeps it. Options, code generation
+hooks and the pass list are those of Triton's NVIDIA backend for a Hopper, so that kernels specialise
+and choose as they would there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from triton.backends.nvidia.compiler import CUDABackend
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
+
+_VERSION = "1"  # of the TTIR we ask for: part of the key of Triton's disk cache
+CAPABILITY = 90
+_ENTRY = re.compile(r"tt\.func public @([\w$.]+|\"[^\"]*\")")
+
+
+class Compiler(CUDABackend):  # type: ignore[misc]
+    """Compiles as for sm_90, down to TTIR only."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        """Take over a target."""
+        super().__init__(target)
+        self.binary_ext = "ttir"
+
+    @staticmethod
+    def supports_target(target: GPUTarget) -> bool:
+        """Whether we answer for `target`."""
+        return bool(target.backend == "cuda")
+
+    def hash(self) -> str:
+        """Key of this backend in Triton's disk cache."""
+        return f"fa_verify-ttir-{_VERSION}-{CAPABILITY}"
+
+    def parse_options(self, opts: dict[str, Any]) -> Any:  # noqa: ANN401 - Triton's CUDAOptions
+        """Options as the NVIDIA backend reads them; FMA contraction does not exist in TTIR."""
+        opts = dict(opts)
+        if opts.get("enable_fp_fusion") is None:
+            opts["enable_fp_fusion"] = True
+        return super().parse_options(opts)
+
+    def add_stages(self, stages: dict[str, Any], options: Any, language: Any) -> None:  # noqa: ANN401
+        """One stage."""
+        del language
+
+        def make_ttir(module: Any, metadata: dict[str, Any]) -> str:  # noqa: ANN401
+            text = str(self.make_ttir(module, metadata, options, CAPABILITY))
+            match = _ENTRY.search(text)
+            metadata["name"] = match[1].strip('"') if match else ""
+            metadata["shared"] = 0
+            metadata["ttir_hash"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+            return text
+
+        stages["ttir"] = make_ttir

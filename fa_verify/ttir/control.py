@@ -1,0 +1,328 @@
+"""Control flow over lanes: scf.for, scf.if, scf.while, branches, calls.
+
+Where programs disagree, the lanes that go a way are cut out of every value that way reads, run on their
+own, and put back together. Inside, nothing ever runs under a mask.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fa_verify.ttir.errors import Unsupported
+from fa_verify.ttir.floats import CARRIER, Array
+from fa_verify.ttir.values import merge, take
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fa_verify.ttir.ir import Op
+    from fa_verify.ttir.lower import Env, Lowering, Rule, Step, Steps
+    from fa_verify.ttir.machine import Lanes, Machine
+    from fa_verify.ttir.values import RuntimeValue, Selection
+
+_SPIN_SECONDS = 2.0
+
+
+def run(steps: Steps, env: Env) -> None:
+    """Run a block's steps, dropping values after their last use."""
+    for step, dying in steps:
+        step(env)
+        for slot in dying:
+            env[slot] = None
+
+
+def selection(keep: Array) -> Selection:
+    """Lane numbers where `keep`, as a slice if they are neighbours (so that taking is a view)."""
+    index = np.flatnonzero(keep)
+    if index.size and index[-1] - index[0] + 1 == index.size:
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
+
+
+class Narrowed:
+    """Context: only the selected lanes exist; values from outside are cut down to them."""
+
+    __slots__ = ("env", "lanes", "live", "machine", "saved", "selection")
+
+    def __init__(
+        self, machine: Machine, env: Env, live: Sequence[int], selection: Selection
+    ) -> None:
+        self.machine, self.env, self.live, self.selection = machine, env, live, selection
+
+    def __enter__(self) -> None:
+        self.lanes: Lanes = self.machine.lanes
+        self.saved = [self.env[slot] for slot in self.live]
+        self.machine.lanes = self.lanes.take(self.selection)
+        for slot, value in zip(self.live, self.saved, strict=True):
+            self.env[slot] = take(value, self.selection)
+
+    def __exit__(self, *_: object) -> None:
+        self.machine.lanes = self.lanes
+        for slot, value in zip(self.live, self.saved, strict=True):
+            self.env[slot] = value
+
+
+def _assign(env: Env, slots: Sequence[int], values: Sequence[RuntimeValue]) -> None:
+    for slot, value in zip(slots, values, strict=True):
+        env[slot] = value
+
+
+class Stash:
+    """Results of lanes that have left a loop, until all have."""
+
+    def __init__(self, lanes: int) -> None:
+        self.count = lanes
+        self.parts: list[tuple[Selection, list[RuntimeValue]]] = []
+
+    def put(self, where: Selection, values: list[RuntimeValue]) -> None:
+        self.parts.append((where, values))
+
+    def results(self) -> list[RuntimeValue]:
+        width = len(self.parts[0][1])
+        return [merge([(w, vs[i]) for w, vs in self.parts], self.count) for i in range(width)]
+
+
+def scf_for(op: Op, low: Lowering) -> Step:
+    """scf.for: uniform trip counts run plainly; otherwise finished programs are cut away."""
+    machine = low.machine
+    block = op.regions[0].blocks[0]
+    dtype = CARRIER[block.args[0].type.scalar]
+    lower_s, upper_s, step_s = (low.slot(x) for x in op.operands[:3])
+    inits = [low.slot(x) for x in op.operands[3:]]
+    results = [low.slot(x) for x in op.results]
+    induction, *carried_slots = [low.slot(x) for x in block.args]
+    body, terminator = low.block(block)
+    yields = [low.slot(x) for x in terminator.operands]
+    live = low.live_ins(op)
+    unsigned = "unsigned" in op.words
+
+    def iterate(env: Env, carried: list[Any], index: Array) -> list[Any]:
+        machine.check()
+        env[induction] = index
+        _assign(env, carried_slots, carried)
+        carried.clear()
+        run(body, env)
+        return [env[s] for s in yields]
+
+    def step(env: Env) -> None:
+        lower, upper, stride = (env[s].astype(np.int64) for s in (lower_s, upper_s, step_s))
+        if unsigned and dtype.itemsize == 4:
+            lower, upper = lower & 0xFFFFFFFF, upper & 0xFFFFFFFF
+        carried = [env[s] for s in inits]
+        if lower.size == upper.size == stride.size == 1:
+            for i in range(int(lower[0]), int(upper[0]), max(int(stride[0]), 1)):
+                carried = iterate(env, carried, np.array([i], dtype))
+            _assign(env, results, carried)
+            return
+        lower, upper, stride = np.broadcast_arrays(lower, upper, np.maximum(stride, 1))
+        trips = np.maximum(-((lower - upper) // stride), 0)
+        first = int(trips.min())
+        for k in range(first):
+            carried = iterate(env, carried, _index(lower, stride, k, dtype))
+        if first == int(trips.max()):
+            _assign(env, results, carried)
+            return
+        stash = Stash(trips.size)
+        active: Array = np.arange(trips.size)
+        start = first
+        for goal in np.unique(trips):
+            if goal > start:
+                with Narrowed(machine, env, live, _compact(active)):
+                    low_n, stride_n = lower[active], stride[active]
+                    for k in range(start, int(goal)):
+                        carried = iterate(env, carried, _index(low_n, stride_n, k, dtype))
+                start = int(goal)
+            leaving = trips[active] == goal
+            out, rest = selection(leaving), selection(~leaving)
+            left = active[leaving]
+            stash.put(_compact(left), [take(v, out) for v in carried])
+            carried = [take(v, rest) for v in carried]
+            active = active[~leaving]
+        _assign(env, results, stash.results())
+
+    return step
+
+
+def _index(lower: Array, stride: Array, k: int, dtype: Any) -> Array:  # noqa: ANN401
+    index = (lower + k * stride).astype(dtype)
+    return index[:1] if (index == index[0]).all() else index
+
+
+def _compact(index: Array) -> Selection:
+    if index.size and index[-1] - index[0] + 1 == index.size:
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
+
+
+def scf_if(op: Op, low: Lowering) -> Step:
+    """scf.if: each branch runs on the lanes that take it."""
+    machine = low.machine
+    condition = low.slot(op.operands[0])
+    results = [low.slot(x) for x in op.results]
+    branches: list[tuple[Steps, list[int]]] = []
+    for region in op.regions:
+        steps, terminator = low.block(region.blocks[0])
+        branches.append((steps, [low.slot(x) for x in terminator.operands]))
+    if len(branches) == 1:
+        branches.append(([], []))
+    # Constants and outer values may be yielded as they are, so they count as read inside.
+    live = low.live_ins(op)
+
+    def step(env: Env) -> None:
+        test = env[condition]
+        taken = bool(test[0])
+        if test.size == 1 or (test == test[0]).all():
+            steps, yields = branches[0 if taken else 1]
+            run(steps, env)
+            _assign(env, results, [env[s] for s in yields])
+            return
+        stash = Stash(test.size)
+        for (steps, yields), keep in zip(branches, (test, ~test), strict=True):
+            where = selection(keep)
+            if steps or yields:
+                with Narrowed(machine, env, live, where):
+                    run(steps, env)
+                    stash.put(where, [env[s] for s in yields])
+        if results:
+            _assign(env, results, stash.results())
+
+    return step
+
+
+def scf_while(op: Op, low: Lowering) -> Step:
+    """scf.while: programs leave as their condition turns false."""
+    machine = low.machine
+    before, after = op.regions[0].blocks[0], op.regions[1].blocks[0]
+    inits = [low.slot(x) for x in op.operands]
+    results = [low.slot(x) for x in op.results]
+    before_args = [low.slot(x) for x in before.args]
+    after_args = [low.slot(x) for x in after.args]
+    before_steps, condition_op = low.block(before)
+    condition = low.slot(condition_op.operands[0])
+    forwarded = [low.slot(x) for x in condition_op.operands[1:]]
+    after_steps, yield_op = low.block(after)
+    yields = [low.slot(x) for x in yield_op.operands]
+    live = low.live_ins(op)
+    waits = any(x.name.startswith("tt.atomic") for x in op.walk()) or _reads_only(op)
+
+    def step(env: Env) -> None:
+        lanes = machine.lanes.linear.size
+        stash = Stash(lanes)
+        active: Array = np.arange(lanes)
+        carried = [env[s] for s in inits]
+        began = time.monotonic()
+        while active.size:
+            machine.check()
+            if waits and time.monotonic() - began > _SPIN_SECONDS:
+                raise low.unsupported(op, "a loop that waits for another program")
+            where = _compact(active)
+            with Narrowed(machine, env, live, where):
+                _assign(env, before_args, carried)
+                run(before_steps, env)
+                test = env[condition]
+                values = [env[s] for s in forwarded]
+                if test.size == 1:
+                    test = np.broadcast_to(test, active.shape)
+                if not test.all():
+                    stash.put(_compact(active[~test]), [take(v, selection(~test)) for v in values])
+                    values = [take(v, selection(test)) for v in values]
+                active = active[test]
+            if not active.size:
+                break
+            with Narrowed(machine, env, live, _compact(active)):
+                _assign(env, after_args, values)
+                run(after_steps, env)
+                carried = [env[s] for s in yields]
+        if results:
+            _assign(env, results, stash.results())
+
+    return step
+
+
+def _reads_only(op: Op) -> bool:
+    """Whether a loop's condition depends on memory: it may wait for somebody to write it."""
+    return any(x.name == "tt.load" for b in op.regions[0].blocks for o in b.ops for x in o.walk())
+
+
+class Body:
+    """A lowered function: call it with its arguments' values."""
+
+    def __init__(self, low: Lowering) -> None:
+        """Lower all blocks."""
+        self.low, self.machine = low, low.machine
+        self.args = [low.slot(x) for x in low.function.args]
+        blocks = low.function.body.blocks
+        self.numbers = {block.label: i for i, block in enumerate(blocks)}
+        lowered = [low.block(block) for block in blocks]
+        self.steps = [steps for steps, _ in lowered]
+        self.terminators = [op for _, op in lowered]
+        self.block_args = [[low.slot(x) for x in block.args] for block in blocks]
+        if len(blocks) > 1:  # values cross blocks: nothing may be dropped early
+            self.steps = [[(step, ()) for step, _ in steps] for steps in self.steps]
+
+    def __call__(self, values: Sequence[RuntimeValue]) -> list[RuntimeValue]:
+        """Run on all current lanes; return the function's results."""
+        env = self.low.template.copy()
+        _assign(env, self.args, values)
+        lanes = self.machine.lanes.linear.size
+        stash = Stash(lanes)
+        self._from(0, env, np.arange(lanes), stash)
+        return stash.results()
+
+    def _from(self, number: int, env: Env, where: Array, stash: Stash) -> None:
+        slot = self.low.slot
+        while True:
+            self.machine.check()
+            run(self.steps[number], env)
+            op = self.terminators[number]
+            if op.name == "tt.return":
+                stash.put(_compact(where), [env[slot(x)] for x in op.operands])
+                return
+            if op.name == "cf.br":
+                number = self._enter(number, op.successors[0], env)
+                continue
+            if op.name != "cf.cond_br":
+                raise self.low.unsupported(op, f"operation {op.name}")
+            test = env[slot(op.operands[0])]
+            if test.size == 1 or (test == test[0]).all():
+                number = self._enter(number, op.successors[0 if test[0] else 1], env)
+                continue
+            for successor, keep in zip(op.successors, (test, ~test), strict=True):
+                lanes, chosen = self.machine.lanes, selection(keep)
+                narrowed = [take(value, chosen) for value in env]
+                self.machine.lanes = lanes.take(chosen)
+                target = self._enter(number, successor, narrowed)
+                self._from(target, narrowed, where[keep], stash)
+                self.machine.lanes = lanes
+            return
+
+    def _enter(self, number: int, successor: tuple[str, list[Any]], env: Env) -> int:
+        target = self.numbers[successor[0]]
+        if target <= number:
+            raise Unsupported("a branch backwards")
+        _assign(env, self.block_args[target], [env[self.low.slot(x)] for x in successor[1]])
+        return target
+
+
+def call(op: Op, low: Lowering) -> Step:
+    """tt.call: run another function on the current lanes."""
+    name = next(word for word in op.words if word.startswith("@"))[1:].strip('"')
+    operands = [low.slot(x) for x in op.operands]
+    results = [low.slot(x) for x in op.results]
+    callees = low.callees
+
+    def step(env: Env) -> None:
+        _assign(env, results, callees[name]([env[s] for s in operands]))
+
+    return step
+
+
+RULES: dict[str, Rule] = {
+    "scf.for": scf_for,
+    "scf.if": scf_if,
+    "scf.while": scf_while,
+    "tt.call": call,
+}

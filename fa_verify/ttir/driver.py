@@ -1,0 +1,178 @@
+"""The driver half of the Triton backend: a "device" whose launcher executes TTIR on CPU tensors."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+from fa_verify.ttir import session
+from fa_verify.ttir.compiler import CAPABILITY
+from fa_verify.ttir.hopper import PROPERTIES
+from fa_verify.ttir.program import TensorDescriptorArgument, program_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Triton keeps one cache of compiled kernels a device index; no real GPU has this one.
+DEVICE = 90_777
+
+
+class Utilities:
+    """What Triton asks of a driver besides launching."""
+
+    def load_binary(
+        self, name: str, kernel: bytes, shared: int, device: int
+    ) -> tuple[bytes, bytes, int, int, int]:
+        """Return (module, function, registers, spills, most threads)."""
+        del name, shared, device
+        return kernel, kernel, 0, 0, 1 << 20
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """Return a Hopper's limits under the names Triton uses."""
+        del device
+        return dict(PROPERTIES)
+
+    def unload_module(self, module: Any) -> None:  # noqa: ANN401
+        """Nothing was loaded."""
+
+
+class Launcher:
+    """Runs one compiled kernel; Triton makes one for each."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:  # noqa: ANN401 - Triton's objects
+        """Remember the kernel's signature."""
+        self.src, self.metadata = src, metadata
+        fn = getattr(src, "fn", None)
+        self.file = fn.fn.__code__.co_filename if fn is not None else ""
+        self.signature = list(src.signature.items())
+        arg_names = getattr(fn, "arg_names", [])
+        constants = getattr(src, "constants", {})
+        self.constants = {
+            arg_names[path[0]]: value
+            for path, value in constants.items()
+            if len(path) == 1 and path[0] < len(arg_names)
+        }
+
+    def __call__(  # noqa: PLR0913 - Triton's calling convention
+        self, grid_x: int, grid_y: int, grid_z: int, stream: int, function: bytes, packed: Any,  # noqa: ANN401
+        launch_metadata: Any, enter: Any, leave: Any, *args: Any,  # noqa: ANN401
+    ) -> None:  # fmt: skip
+        """Launch, synchronously."""
+        del stream, packed
+        run = session.current()
+        if enter is not None:
+            enter(launch_metadata)
+        began = time.perf_counter()
+        program = program_for(function.decode(), self.file)
+        compiled = time.perf_counter()
+        names: list[str] = []
+        values: list[Any] = []
+        for (name, type_), value in zip(self.signature, args, strict=True):
+            for flat_name, flat_value in _flatten(str(name), type_, value):
+                names.append(flat_name)
+                values.append(flat_value)
+        with torch.utils._python_dispatch._disable_current_modes():  # noqa: SLF001
+            program.run(
+                names, values, (grid_x, grid_y, grid_z), run.options, run.memory, run.findings
+            )
+        run.record_launch(
+            kernel=self.metadata.name, grid=(grid_x, grid_y, grid_z), constants=self.constants,
+            num_warps=self.metadata.num_warps, num_stages=self.metadata.num_stages,
+            source_hash=getattr(self.metadata, "ttir_hash", ""),
+            seconds_compile=compiled - began, seconds_run=time.perf_counter() - compiled,
+        )  # fmt: skip
+        if leave is not None:
+            leave(launch_metadata)
+
+
+def _flatten(name: str, type_: Any, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """One Python argument as the TTIR function's arguments."""
+    if isinstance(type_, tuple):
+        for i, (inner, part) in enumerate(zip(type_, value, strict=True)):
+            yield from _flatten(f"{name}.{i}", inner, part)
+    elif type_ == "constexpr":
+        return
+    elif isinstance(type_, str) and type_.startswith("tensordesc"):
+        shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.strides))
+        yield name, TensorDescriptorArgument(
+            value.base, shape, strides,
+            getattr(value, "padding", "zero") == "nan", bool(getattr(value, "round_f32_to_tf32", False)),
+        )  # fmt: skip
+        yield from ((f"{name}.shape.{i}", x) for i, x in enumerate(shape))
+        yield from ((f"{name}.stride.{i}", x) for i, x in enumerate(strides))
+    else:
+        yield name, value
+
+
+class Driver(DriverBase):  # type: ignore[misc]
+    """Answers as the driver of one Hopper; tensors live on the CPU."""
+
+    launcher_cls = Launcher
+
+    def __init__(self) -> None:
+        """Load nothing: there is no device."""
+        super().__init__()
+        self.utils = Utilities()
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Never chosen by default."""
+        return False
+
+    def get_current_target(self) -> GPUTarget:
+        """Return the target kernels are compiled for."""
+        return GPUTarget("cuda", CAPABILITY, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        """Return where tensors are to be."""
+        return torch.device("cpu")
+
+    def get_current_device(self) -> int:
+        """Return our index, which no GPU has."""
+        return DEVICE
+
+    def set_current_device(self, device: int) -> None:
+        """There is one device."""
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """Return the default stream."""
+        del device
+        return 0
+
+    def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
+        """Return a Hopper's."""
+        del device
+        return divmod(CAPABILITY, 10)
+
+    def get_device_interface(self) -> Any:  # noqa: ANN401
+        """Return torch.cuda, which answers for us while we are active."""
+        return torch.cuda
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Return a C type; nothing is ever compiled from it."""
+        return "void *" if ty.startswith("*") else ty
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """Run once and time nothing."""
+
+        def once(kernel_call: Callable[[], Any], *, quantiles: list[float], **_: Any) -> list[float]:
+            kernel_call()
+            return [0.0] * len(quantiles)
+
+        return once
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """Nothing is timed, so there is no cache to flush."""
+        return torch.zeros(1, dtype=torch.int)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        """See get_empty_cache_for_benchmark."""
+
+    def assemble_tensormap_to_arg(self, tensormaps_info: Any, args: Any) -> Any:  # noqa: ANN401
+        """Descriptors stay as they are."""
+        del tensormaps_info
+        return args

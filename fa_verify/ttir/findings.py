@@ -1,0 +1,69 @@
+"""Collects incidents: one record a kind, kernel, line and argument, the rest counted."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fa_verify.ttir.options import Incident
+
+if TYPE_CHECKING:
+    from fa_verify.ttir.memory import Argument
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """The place of one operation: what an incident says about where it happened."""
+
+    kernel: str
+    file: str
+    line: int
+    masked: bool
+
+
+class Findings:
+    """Incidents of one execution."""
+
+    def __init__(self, limit: int) -> None:
+        """Keep at most `limit` different incidents."""
+        self.incidents: list[Incident] = []
+        self._index: dict[tuple[str, str, str, int, str], int] = {}
+        self._limit = limit
+
+    def add(
+        self,
+        kind: str,
+        site: Site,
+        argument: Argument | None,
+        program_id: tuple[int, int, int],
+        offset: int,
+        count: int,
+        detail: str,
+    ) -> None:
+        """Record that `count` lanes did something wrong at `site`."""
+        name = argument.name if argument is not None else ""
+        key = (kind, site.kernel, site.file, site.line, name)
+        seen = self._index.get(key)
+        if seen is not None:
+            old = self.incidents[seen]
+            self.incidents[seen] = replace(old, count=old.count + count)
+            return
+        if len(self.incidents) >= self._limit:
+            return
+        self._index[key] = len(self.incidents)
+        self.incidents.append(
+            Incident(
+                kind=kind,
+                kernel=site.kernel,
+                file=site.file,
+                line=site.line,
+                source=linecache.getline(site.file, site.line).strip(),
+                argument=name,
+                program_id=program_id,
+                coordinates=argument.coordinates(offset) if argument is not None else None,
+                offset=offset,
+                count=count,
+                detail=detail,
+            )
+        )

@@ -1,0 +1,125 @@
+"""Number formats: how elements lie in memory, and how a result is rounded to its type.
+
+fp16, bf16 and fp8 values are carried as float32 arrays that hold only representable values, and are
+rounded where the kernel's IR rounds. One rounding of a float32 result is the hardware's: float32 has
+more than twice the precision plus two bits, so add, sub, mul, div and sqrt do not suffer from double
+rounding (Figueroa 1995, "When is double rounding innocuous?").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Carrier (how a value is computed with) and raw (how it lies in memory) for each MLIR scalar type.
+CARRIER: dict[str, np.dtype[Any]] = {
+    "i1": np.dtype(np.bool_), "i8": np.dtype(np.int8), "i16": np.dtype(np.int16),
+    "i32": np.dtype(np.int32), "i64": np.dtype(np.int64), "index": np.dtype(np.int64),
+    "f16": np.dtype(np.float32), "bf16": np.dtype(np.float32), "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}  # fmt: skip
+RAW: dict[str, np.dtype[Any]] = {
+    "i1": np.dtype(np.int8), "i8": np.dtype(np.int8), "i16": np.dtype(np.int16),
+    "i32": np.dtype(np.int32), "i64": np.dtype(np.int64),
+    "f16": np.dtype(np.int16), "bf16": np.dtype(np.int16), "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+}  # fmt: skip
+# MLIR name -> (torch dtype, largest finite value). Triton's downcasts on NVIDIA use cvt.rn.satfinite.
+FP8: dict[str, tuple[torch.dtype, float]] = {
+    "f8E4M3FN": (torch.float8_e4m3fn, 448.0),
+    "f8E5M2": (torch.float8_e5m2, 57344.0),
+    "f8E4M3FNUZ": (torch.float8_e4m3fnuz, 240.0),
+    "f8E5M2FNUZ": (torch.float8_e5m2fnuz, 57344.0),
+}
+for _name in FP8:
+    CARRIER[_name] = np.dtype(np.float32)
+    RAW[_name] = np.dtype(np.int8)
+_TORCH: dict[str, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfloat16} | {
+    name: dtype for name, (dtype, _) in FP8.items()
+}
+_SMALL = 512  # below this many elements NumPy's slower conversion beats the call into torch
+
+
+def as_torch(x: Array) -> torch.Tensor:
+    """View an array as a tensor, copying only what torch cannot view."""
+    if not x.flags.writeable:
+        x = x.copy()
+    return torch.from_numpy(x)
+
+
+def decode(raw: Array, scalar: str) -> Array:
+    """Turn elements as they lie in memory into their carrier."""
+    if scalar in ("f32", "f64", "i8", "i16", "i32", "i64"):
+        return raw
+    if scalar == "f16" and raw.size < _SMALL:
+        return raw.view(np.float16).astype(np.float32)
+    if scalar == "i1":
+        return raw != 0
+    return torch.from_numpy(raw).view(_TORCH[scalar]).to(torch.float32).numpy()
+
+
+def encode(values: Array, scalar: str) -> Array:
+    """Turn carrier values (already representable) into elements as they lie in memory."""
+    if scalar in ("f32", "f64", "i8", "i16", "i32", "i64"):
+        return values
+    if scalar == "f16" and values.size < _SMALL:
+        return values.astype(np.float16).view(np.int16)
+    if scalar == "i1":
+        return values.astype(np.int8)
+    kind = torch.int16 if RAW[scalar].itemsize == 2 else torch.int8
+    return as_torch(values).to(_TORCH[scalar]).view(kind).numpy()
+
+
+def round_to(x: Array, scalar: str) -> Array:
+    """Round carrier values to nearest even in `scalar`'s format (fp8 saturates)."""
+    if scalar == "f32":
+        return x if x.dtype == np.float32 else x.astype(np.float32)
+    if scalar == "f64":
+        return x.astype(np.float64, copy=False)
+    if scalar in FP8:
+        dtype, largest = FP8[scalar]
+        clipped = np.clip(x, -largest, largest).astype(np.float32)
+        return as_torch(clipped).to(dtype).to(torch.float32).numpy()
+    if scalar == "f16" and (x.size < _SMALL or x.dtype == np.float64):
+        return x.astype(np.float16).astype(np.float32)
+    return as_torch(x).to(_TORCH[scalar]).to(torch.float32).numpy()
+
+
+def round_toward_zero(x: Array, scalar: str) -> Array:
+    """Round to `scalar`'s format without ever growing in magnitude."""
+    nearest = round_to(x, scalar)
+    grew = np.abs(nearest) > np.abs(x)
+    if not grew.any():
+        return nearest
+    if scalar in ("f32", "f64"):
+        kind = CARRIER[scalar].type
+        return np.where(grew, np.nextafter(nearest, kind(0)), nearest)
+    raw = encode(nearest, scalar)
+    smaller = decode(np.ascontiguousarray(np.where(grew, raw - raw.dtype.type(1), raw)), scalar)
+    return np.where(grew, smaller, nearest)
+
+
+def truncate_tf32(x: Array) -> Array:
+    """Drop the 13 low mantissa bits, as Hopper's tensor cores do with float32 operands."""
+    return (x.view(np.int32) & np.int32(-8192)).view(np.float32)
+
+
+def round_tf32(x: Array) -> Array:
+    """Round to 10 mantissa bits, ties away from zero (PTX cvt.rna.tf32.f32)."""
+    bits = x.view(np.int32)
+    rounded = ((bits + np.int32(0x1000)) & np.int32(-8192)).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x)
+
+
+def poison(scalar: str) -> Any:  # noqa: ANN401 - a NumPy scalar of the carrier's type
+    """What an illegal read yields: NaN, or a large odd integer."""
+    carrier = CARRIER[scalar]
+    if carrier.kind == "f":
+        return carrier.type(np.nan)
+    if carrier.kind == "b":
+        return np.bool_(True)
+    return carrier.type(0x5A5A5A5A5A5A5A5B & np.iinfo(carrier).max)

@@ -1,0 +1,259 @@
+"""Turns a function's operations into a list of closures over numbered slots.
+
+Owns slot numbering, which values stay lazy, when a slot can be dropped, and how much memory one program
+needs. What each operation does is in the ops_* tables; control flow is in `control`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fa_verify.ttir.errors import Unsupported
+from fa_verify.ttir.floats import CARRIER, Array
+
+if TYPE_CHECKING:
+    from fa_verify.ttir.ir import Block, Function, Module, Op, Value
+    from fa_verify.ttir.machine import Machine
+    from fa_verify.ttir.values import RuntimeValue, Terms
+
+Env = list[Any]
+Step = Callable[[Env], None]
+Steps = list[tuple[Step, tuple[int, ...]]]
+Rule = Callable[["Op", "Lowering"], "Step | None"]
+
+# Operations through which a lazy sum or a lazy mask passes unchanged.
+_TRANSPARENT = frozenset({"tt.broadcast", "tt.expand_dims"})
+_MASK_OPERAND = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
+
+
+class Lowering:
+    """Lowers one function; `rules` maps operation names to rules."""
+
+    def __init__(
+        self,
+        function: Function,
+        module: Module,
+        machine: Machine,
+        rules: dict[str, Rule],
+        site: Callable[[Op], Any],
+        callees: dict[str, Any],
+    ) -> None:
+        """Prepare to lower `function`."""
+        self.function, self.module, self.machine = function, module, machine
+        self.rules, self.site, self.callees = rules, site, callees
+        self._slots: dict[Value, int] = {}
+        self._lazy: dict[Value, int] = {}
+        self._demand: dict[tuple[Value, str], tuple[bool, bool]] = {}
+        self.template: Env = []
+        self.peak_bytes = 0
+
+    # -- slots
+    def slot(self, value: Value) -> int:
+        """Slot of a value's ordinary form."""
+        found = self._slots.get(value)
+        if found is None:
+            found = self._slots[value] = self._new()
+        return found
+
+    def lazy_slot(self, value: Value) -> int:
+        """Slot of a value's lazy form (a tuple of terms)."""
+        found = self._lazy.get(value)
+        if found is None:
+            found = self._lazy[value] = self._new()
+        return found
+
+    def _new(self) -> int:
+        self.template.append(None)
+        return len(self.template) - 1
+
+    def constant(self, value: Value, content: Array) -> None:
+        """Fix a value before anything runs."""
+        self.template[self.slot(value)] = content
+
+    def terms(self, value: Value) -> Callable[[Env], Terms]:
+        """Read a value as terms, whether or not it was produced that way."""
+        if self.lazy(value):
+            lazy = self.lazy_slot(value)
+            return lambda env: env[lazy]
+        dense = self.slot(value)
+        return lambda env: (env[dense],)
+
+    # -- laziness
+    def lazy(self, value: Value) -> bool:
+        """Whether a value is produced as terms for at least one reader."""
+        return self._wants(value)[0] and self._can_be_lazy(value)
+
+    def dense(self, value: Value) -> bool:
+        """Whether a value is (also) needed spread out."""
+        return self._wants(value)[1] or not self._can_be_lazy(value)
+
+    def _can_be_lazy(self, value: Value) -> bool:
+        op = value.producer
+        if op is None or not value.type.shape or not value.type.is_int:
+            return False
+        if op.name == "arith.andi":
+            return value.type.scalar == "i1"
+        if op.name == "arith.addi":
+            return value.type.scalar in ("i32", "i64")
+        if op.name in _TRANSPARENT or op.name == "arith.extsi":
+            return self._can_be_lazy(op.operands[0])
+        return False
+
+    def _wants(self, value: Value) -> tuple[bool, bool]:
+        key = (value, "")
+        found = self._demand.get(key)
+        if found is None:
+            self._demand[key] = (False, True)  # breaks cycles; SSA has none outside loops
+            lazy = dense = False
+            for user in value.users:
+                if _reads_lazily(user, value):
+                    lazy = True
+                elif user.name in _TRANSPARENT or user.name in (
+                    "arith.addi", "arith.andi", "arith.extsi",
+                ):  # fmt: skip
+                    result = user.results[0]
+                    if self._can_be_lazy(result):
+                        wants = self._wants(result)
+                        lazy, dense = lazy or wants[0], dense or wants[1]
+                    else:
+                        dense = True
+                else:
+                    dense = True
+            found = self._demand[key] = (lazy, dense)
+        return found
+
+    # -- blocks
+    def block(self, block: Block) -> tuple[Steps, Op]:
+        """Lower all operations but the terminator, which is returned."""
+        steps: list[tuple[Step, int]] = []
+        last_use: dict[Value, int] = {}
+        for index, op in enumerate(block.ops):
+            for inner in op.walk():
+                for operand in inner.operands:
+                    last_use[operand] = index
+                for _, values in inner.successors:
+                    for value in values:
+                        last_use[value] = index
+        body, terminator = block.ops[:-1], block.ops[-1]
+        for index, op in enumerate(body):
+            step = self._lower(op)
+            if step is not None:
+                steps.append((step, index))
+        dying: dict[int, list[int]] = {}
+        live_until: list[tuple[int, int, int]] = []
+        defined = [(arg, -1) for arg in block.args]
+        defined += [(r, i) for i, op in enumerate(body) for r in op.results]
+        for value, born in defined:
+            end = last_use.get(value, born)
+            live_until.append((born, end, _bytes(value)))
+            slots = [table[value] for table in (self._slots, self._lazy) if value in table]
+            kept = value.producer is not None and value.producer.name == "arith.constant"
+            if end < len(body) and not kept and end >= 0:
+                dying.setdefault(end, []).extend(slots)
+        self.peak_bytes = max(self.peak_bytes, _peak(live_until, len(block.ops)))
+        done: Steps = []
+        for step, index in steps:
+            done.append((step, tuple(dying.pop(index, ()))))
+        return done, terminator
+
+    def _lower(self, op: Op) -> Step | None:
+        rule = self.rules.get(op.name)
+        if rule is None:
+            raise Unsupported(
+                f"operation {op.name}", op=op.name, file=op.location.file, line=op.location.line
+            )
+        try:
+            return rule(op, self)
+        except Unsupported as error:
+            if error.op:
+                raise
+            raise self.unsupported(op, str(error).removeprefix("cannot run ")) from error
+
+    def unsupported(self, op: Op, what: str) -> Unsupported:
+        """An Unsupported that names the operation and its line."""
+        return Unsupported(what, op=op.name, file=op.location.file, line=op.location.line)
+
+    def live_ins(self, op: Op) -> tuple[int, ...]:
+        """Slots of values from outside that are read inside the regions of `op`."""
+        inside: set[Value] = set()
+        used: set[Value] = set()
+        for region in op.regions:
+            for block in region.blocks:
+                inside.update(block.args)
+                for top in block.ops:
+                    for inner in top.walk():
+                        inside.update(inner.results)
+                        used.update(inner.operands)
+                        for nested in inner.regions:
+                            for nested_block in nested.blocks:
+                                inside.update(nested_block.args)
+        slots: list[int] = []
+        for value in used - inside:
+            if value.producer is not None and value.producer.name == "arith.constant":
+                continue
+            slots += [table[value] for table in (self._slots, self._lazy) if value in table]
+        return tuple(slots)
+
+    # -- common shapes of rule
+    def unary(self, op: Op, function: Callable[[RuntimeValue], RuntimeValue]) -> Step:
+        """result = function(operand)."""
+        a, r = self.slot(op.operands[0]), self.slot(op.results[0])
+
+        def step(env: Env) -> None:
+            env[r] = function(env[a])
+
+        return step
+
+    def binary(self, op: Op, function: Callable[[Any, Any], RuntimeValue]) -> Step:
+        """result = function(left, right)."""
+        a, b, r = self.slot(op.operands[0]), self.slot(op.operands[1]), self.slot(op.results[0])
+
+        def step(env: Env) -> None:
+            env[r] = function(env[a], env[b])
+
+        return step
+
+    def nary(self, op: Op, function: Callable[..., RuntimeValue]) -> Step:
+        """result = function(*operands)."""
+        slots, r = [self.slot(x) for x in op.operands], self.slot(op.results[0])
+
+        def step(env: Env) -> None:
+            env[r] = function(*[env[s] for s in slots])
+
+        return step
+
+
+def _reads_lazily(user: Op, value: Value) -> bool:
+    """Whether `user` itself understands `value` as terms (in every operand position it has)."""
+    if user.name == "tt.addptr":
+        return user.operands[1] is value
+    position = _MASK_OPERAND.get(user.name)
+    if position is None:
+        return False
+    at = [i for i, operand in enumerate(user.operands) if operand is value]
+    return at == [position]
+
+
+# Results that are views of their operands or never spread out.
+_FREE = frozenset({
+    "arith.constant", "tt.addptr", "tt.broadcast", "tt.expand_dims", "tt.make_range", "tt.splat",
+    "tt.trans", "tt.reshape",
+})  # fmt: skip
+
+
+def _bytes(value: Value) -> int:
+    if value.producer is not None and value.producer.name in _FREE:
+        return 0
+    itemsize = CARRIER[value.type.scalar].itemsize if value.type.scalar in CARRIER else 16
+    return value.type.numel * itemsize if value.type.shape else 0
+
+
+def _peak(spans: list[tuple[int, int, int]], length: int) -> int:
+    change = np.zeros(length + 2, np.int64)
+    for born, end, size in spans:
+        change[born + 1] += size
+        change[min(max(end, born) + 2, length + 1)] -= size
+    return int(np.cumsum(change).max())

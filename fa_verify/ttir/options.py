@@ -1,0 +1,125 @@
+"""What a caller chooses (`Options`, `FloatModel`) and what an execution reports (`Incident`, `Launch`).
+
+Plain values; nothing here runs anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloatModel:
+    """How the chip's arithmetic is imitated where chips differ.
+
+    Attributes:
+        name: A label for records.
+        tf32: What happens to the 13 low mantissa bits of a tf32 operand. "truncate": dropped, as
+            Hopper's tensor cores do when fed unconverted float32 (measured with one-hot probes on an
+            H200, wgmma and mma.sync alike). "nearest_away": PTX's cvt.rna.tf32.f32.
+    """
+
+    name: str = "hopper"
+    tf32: Literal["truncate", "nearest_away"] = "truncate"
+
+    def __post_init__(self) -> None:
+        """Reject unknown choices."""
+        if self.tf32 not in ("truncate", "nearest_away"):
+            raise ValueError(f"tf32={self.tf32!r}: use 'truncate' or 'nearest_away'")
+
+
+HOPPER = FloatModel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to execute.
+
+    Attributes:
+        schedule: Order in which programs take their turn.
+        schedule_seed: Seeds the order when schedule is "shuffled".
+        float_model: See `FloatModel`.
+        config: Index of the autotune configuration to pin, modulo the number offered.
+        sanitize: Look for out-of-bounds accesses, reads of unwritten memory and races. Without it an
+            access outside its argument is still never carried out, but no longer reported.
+        memory_limit: Bytes of live intermediates; programs run in smaller waves to honour it.
+        max_incidents: Incidents kept; more of the same kind, kernel, line and argument only count.
+        deadline: A `time.monotonic()` moment after which `TimeLimit` is raised.
+    """
+
+    schedule: Literal["forward", "reverse", "shuffled"] = "forward"
+    schedule_seed: int = 0
+    float_model: FloatModel = HOPPER
+    config: int = 0
+    sanitize: bool = True
+    memory_limit: int = 4 << 30
+    max_incidents: int = 64
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        """Reject values that mean nothing."""
+        if self.schedule not in ("forward", "reverse", "shuffled"):
+            raise ValueError(f"schedule={self.schedule!r}: use 'forward', 'reverse' or 'shuffled'")
+        if self.memory_limit <= 0:
+            raise ValueError(f"memory_limit={self.memory_limit}: must be positive")
+        if self.config < 0:
+            raise ValueError(f"config={self.config}: must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """Something a kernel did that it must not do; `count` lanes did it at this line.
+
+    Attributes:
+        kind: "out-of-bounds-read", "out-of-bounds-write", "uninitialised-read", "race",
+            "integer-overflow" or "assertion-failed".
+        kernel: The kernel's name.
+        file: Source file of the access.
+        line: Line in `file`.
+        source: Text of that line, "" when the file cannot be read.
+        argument: Name of the kernel's parameter, "" if unknown.
+        program_id: The first program seen doing it.
+        coordinates: Element coordinates in the argument's own shape; outside the tensor, what the
+            offset would be by its strides (an index may exceed its extent); None when meaningless.
+        offset: Element offset from the argument's first element.
+        count: Lanes in all.
+        detail: A sentence more.
+    """
+
+    kind: str
+    kernel: str
+    file: str
+    line: int
+    source: str
+    argument: str
+    program_id: tuple[int, int, int]
+    coordinates: tuple[int, ...] | None
+    offset: int
+    count: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One kernel launch.
+
+    Attributes:
+        kernel: The kernel's name.
+        grid: Programs along x, y, z.
+        constants: Values of constexpr parameters, autotuned ones included.
+        num_warps: As requested; the executor has no warps.
+        num_stages: As requested; the executor does not pipeline.
+        source_hash: Hash of the TTIR that ran.
+        seconds_compile: Time spent parsing and lowering for this launch (0 when cached).
+        seconds_run: Time spent executing.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    constants: dict[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 1
+    source_hash: str = ""
+    seconds_compile: float = 0.0
+    seconds_run: float = 0.0

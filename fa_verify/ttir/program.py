@@ -1,0 +1,212 @@
+"""A kernel ready to run: parsed, lowered, and executed wave by wave over its grid.
+
+Knows the whole way from TTIR text to memory effects, but nothing of Triton's runtime or of torch
+interception. Programs are cached by their text, as lowering costs milliseconds and fuzzing repeats itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fa_verify.ttir import control, ops_arith, ops_dot, ops_math, ops_memory, ops_reduce, ops_tile
+from fa_verify.ttir.access import Accesses
+from fa_verify.ttir.control import Body
+from fa_verify.ttir.errors import Unsupported
+from fa_verify.ttir.findings import Findings, Site
+from fa_verify.ttir.floats import CARRIER, round_to
+from fa_verify.ttir.lower import Lowering
+from fa_verify.ttir.machine import Lanes, Machine
+from fa_verify.ttir.memory import Argument, Memory, Tracking
+from fa_verify.ttir.parser import parse
+from fa_verify.ttir.roots import stored_arguments
+from fa_verify.ttir.values import Descriptor, Pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from fa_verify.ttir.floats import Array
+    from fa_verify.ttir.ir import Function, Op, Type
+    from fa_verify.ttir.lower import Rule
+    from fa_verify.ttir.options import Options
+
+RULES: dict[str, Rule] = {
+    **ops_arith.RULES, **ops_math.RULES, **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES,
+    **ops_memory.RULES, **control.RULES,
+}  # fmt: skip
+LIBRARY = "/triton/language/"  # locations under it are attributed to the kernel that called in
+_WAVE_BYTES = 2 << 20  # live tile data of a wave: about one core's share of the outer caches
+_MASK_POSITION = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorDescriptorArgument:
+    """A host-made tensor descriptor as a kernel's argument."""
+
+    base: torch.Tensor
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    nan_padding: bool
+    round_f32_to_tf32: bool
+
+
+class Program:
+    """One specialisation of one kernel."""
+
+    def __init__(self, text: str, file: str) -> None:
+        """Parse and lower.
+
+        Args:
+            text: The TTIR module.
+            file: The kernel's source file now; replaces the path the TTIR was compiled from, which
+                a compiler cache may have kept from another copy of the same source.
+
+        Raises:
+            Unsupported: The kernel has an operation that cannot be run.
+        """
+        module = parse(text, LIBRARY)
+        self.entry = module.entry
+        self.machine = Machine()
+        self._compiled_from = self.entry.location.file
+        self._file = file or self._compiled_from
+        self._bodies: dict[str, Body] = {}
+        self._peak = 1
+        callees = [f for f in module.functions.values() if f is not self.entry]
+        for function in (*callees, self.entry):
+            low = Lowering(function, module, self.machine, RULES, self._site, self._bodies)
+            self._bodies[function.name] = Body(low)
+            self._peak += low.peak_bytes
+        self.stored = stored_arguments(module)
+        self.serial = any(
+            op.name == "scf.while" and any(x.name.startswith("tt.atomic") for x in op.walk())
+            for function in module.functions.values()
+            for op in function.walk()
+        )
+
+    def _site(self, op: Op) -> Site:
+        file = op.location.file
+        if file == self._compiled_from:
+            file = self._file
+        position = _MASK_POSITION.get(op.name)
+        masked = position is not None and len(op.operands) > position
+        return Site(self.entry.name, file, op.location.line, masked)
+
+    def run(
+        self,
+        names: Sequence[str],
+        values: Sequence[Any],
+        grid: tuple[int, int, int],
+        options: Options,
+        memory: Memory,
+        findings: Findings,
+    ) -> None:
+        """Execute every program of the grid.
+
+        Args:
+            names: Parameter name of each value.
+            values: One for each argument of the TTIR function: tensors, numbers or descriptors.
+            grid: Programs along x, y, z.
+            options: How to execute.
+            memory: What is known about written-ness.
+            findings: Where incidents go.
+        """
+        count = grid[0] * grid[1] * grid[2]
+        if count <= 0:
+            return
+        machine = self.machine
+        machine.grid, machine.deadline = grid, options.deadline
+        machine.floats = options.float_model
+        machine.accesses = Accesses(machine, findings, sanitize=options.sanitize)
+        arguments: list[Argument] = []
+        bound = [
+            self._bind(name, value, arg.type, memory, arguments)
+            for name, value, arg in zip(names, values, self.entry.args, strict=True)
+        ]
+        if options.sanitize:
+            self._track(bound, arguments)
+        body = self._bodies[self.entry.name]
+        with np.errstate(all="ignore"):
+            for linear in self._waves(grid, count, options):
+                machine.check()
+                machine.lanes = Lanes.of(linear, grid)
+                body(bound)
+
+    def _bind(
+        self, name: str, value: Any, type_: Type, memory: Memory, arguments: list[Argument]  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        if type_.scalar == "ptr":
+            assert type_.pointee is not None
+            argument = Argument(name, value, type_.pointee.scalar, memory)
+            arguments.append(argument)
+            return Pointer((argument,), (np.zeros(1, np.int64),))
+        if type_.scalar == "desc":
+            assert type_.pointee is not None
+            argument = Argument(name, value.base, type_.pointee.scalar, memory)
+            arguments.append(argument)
+            return Descriptor(
+                Pointer((argument,), (np.zeros(1, np.int64),)),
+                tuple(np.array([x], np.int64) for x in value.shape),
+                tuple(np.array([x], np.int64) for x in value.strides),
+                type_.pointee.shape, type_.pointee.scalar, value.nan_padding, value.round_f32_to_tf32,
+            )  # fmt: skip
+        carrier = CARRIER[type_.scalar]
+        if carrier.kind == "f":
+            return round_to(np.array([value], np.float64), type_.scalar)
+        number = int(value)
+        if carrier.kind == "b":
+            return np.array([bool(number)])
+        bits = carrier.itemsize * 8
+        number &= (1 << bits) - 1
+        return np.array([number - (1 << bits) if number >> (bits - 1) else number], carrier)
+
+    def _track(self, bound: Sequence[Any], arguments: Sequence[Argument]) -> None:
+        """Attach race tracking to every argument whose storage this kernel writes to."""
+        shared: dict[tuple[int, int], Tracking] = {}
+        pointers = [
+            value.base if isinstance(value, Descriptor) else value
+            for value in bound
+            if isinstance(value, Pointer | Descriptor)
+        ]
+        positions = [i for i, v in enumerate(bound) if isinstance(v, Pointer | Descriptor)]
+        for position, pointer in zip(positions, pointers, strict=True):
+            argument = pointer.args[0]
+            if position in self.stored and argument.size:
+                key = (argument.key, argument.flat.itemsize)
+                shared.setdefault(key, Tracking(argument.storage_elements))
+        for argument in arguments:
+            argument.tracking = shared.get((argument.key, argument.flat.itemsize))
+
+    def _waves(self, grid: tuple[int, int, int], count: int, options: Options) -> list[Array]:
+        """Linear program numbers, wave by wave, in schedule order."""
+        order = np.arange(count, dtype=np.int32)
+        if options.schedule == "reverse":
+            order = order[::-1].copy()
+        elif options.schedule == "shuffled":
+            order = np.random.default_rng(options.schedule_seed).permutation(order)
+        budget = min(_WAVE_BYTES, options.memory_limit)
+        width = 1 if self.serial else max(1, min(count, budget // self._peak))
+        if width >= count:
+            return [order]
+        if options.schedule == "shuffled":
+            return np.array_split(order, -(-count // width))
+        # Programs of one row of the grid usually share tiles: keep them in one wave, or split evenly.
+        if width >= grid[0]:
+            width -= width % grid[0]
+            return np.split(order, range(width, count, width))
+        rows = np.split(order, range(grid[0], count, grid[0]))
+        pieces = -(-grid[0] // width)
+        return [wave for row in rows for wave in np.array_split(row, pieces)]
+
+
+_ = (Unsupported,)
+
+
+@lru_cache(maxsize=1024)
+def program_for(text: str, file: str) -> Program:
+    """The program for a TTIR text, parsed and lowered at most once."""
+    return Program(text, file)

@@ -1,0 +1,98 @@
+"""Which arguments a kernel may write to, from the IR alone.
+
+Pointer values that may be the same pointer are joined into classes, position by position through loops
+and branches; a class that any store or atomic writes through marks its function arguments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fa_verify.ttir.ir import Function, Module, Op, Value
+
+_WRITES = frozenset({
+    "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store", "tt.descriptor_reduce",
+    "tt.descriptor_scatter", "tt.experimental_descriptor_store", "tt.experimental_descriptor_scatter",
+})  # fmt: skip
+_POINTERS = ("ptr", "desc")
+
+
+class _Classes:
+    def __init__(self) -> None:
+        self._parent: dict[Value, Value] = {}
+
+    def find(self, value: Value) -> Value:
+        while (parent := self._parent.get(value, value)) is not value:
+            value = parent
+        return value
+
+    def join(self, a: Value, b: Value) -> None:
+        if a.type.scalar in _POINTERS and b.type.scalar in _POINTERS:
+            first, second = self.find(a), self.find(b)
+            if first is not second:
+                self._parent[first] = second
+
+
+def _join(op: Op, classes: _Classes) -> None:
+    if op.name == "scf.for":
+        block = op.regions[0].blocks[0]
+        for init, arg, result, given in zip(
+            op.operands[3:], block.args[1:], op.results, block.ops[-1].operands, strict=True
+        ):
+            for other in (arg, result, given):
+                classes.join(init, other)
+    elif op.name == "scf.if":
+        for region in op.regions:
+            for result, given in zip(op.results, region.blocks[0].ops[-1].operands, strict=False):
+                classes.join(result, given)
+    elif op.name == "scf.while":
+        before, after = op.regions[0].blocks[0], op.regions[1].blocks[0]
+        for init, arg, given in zip(
+            op.operands, before.args, after.ops[-1].operands, strict=True
+        ):
+            classes.join(init, arg)
+            classes.join(init, given)
+        for given, arg, result in zip(
+            before.ops[-1].operands[1:], after.args, op.results, strict=True
+        ):
+            classes.join(given, arg)
+            classes.join(given, result)
+    else:
+        for result in op.results:
+            for operand in op.operands:
+                classes.join(operand, result)
+    for _, values in op.successors:
+        for value in values:  # block arguments are few: join all that are passed on
+            classes.join(values[0], value)
+
+
+def _stored(function: Function, module: Module, memo: dict[str, set[int]]) -> set[int]:
+    if function.name in memo:
+        return memo[function.name]
+    memo[function.name] = set()
+    classes = _Classes()
+    written: list[Value] = []
+    for op in function.walk():
+        _join(op, classes)
+        if op.name in _WRITES:
+            written.append(op.operands[0])
+        elif op.name == "tt.call":
+            name = next(w for w in op.words if w.startswith("@"))[1:].strip('"')
+            inner = _stored(module.functions[name], module, memo)
+            written += [op.operands[i] for i in inner]
+    if len(function.body.blocks) > 1:
+        passed = [a for b in function.body.blocks for a in b.args if a.type.scalar in _POINTERS]
+        if passed:
+            memo[function.name] = set(range(len(function.args)))
+            return memo[function.name]
+    roots = {id(classes.find(value)) for value in written}
+    memo[function.name] = {
+        i for i, arg in enumerate(function.args) if id(classes.find(arg)) in roots
+    }
+    return memo[function.name]
+
+
+def stored_arguments(module: Module) -> frozenset[int]:
+    """Positions of the kernel's arguments that it may store to, reduce into or update atomically."""
+    return frozenset(_stored(module.entry, module, {}))

@@ -1,0 +1,138 @@
+"""Switches the executor on and off: `execute` for running kernels, `activated` for importing them.
+
+Owns all global state that changes meanwhile (Triton's driver and backends, the autotuner, torch.cuda's
+answers, torch's dispatch) and puts it back.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.backends
+from triton.runtime.driver import driver as active_driver
+
+from fa_verify.ttir import hopper
+from fa_verify.ttir.allocations import Allocations
+from fa_verify.ttir.autotune import pinned
+from fa_verify.ttir.findings import Findings
+from fa_verify.ttir.memory import Memory
+from fa_verify.ttir.options import Incident, Launch, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+OLDEST, NEWEST = (3, 6), (3, 9)
+_running: list[Run] = []
+_DEFAULT = Options()
+
+
+class Run:
+    """What an execution has seen so far.
+
+    Attributes:
+        options: As given to `execute`.
+        launches: Kernels launched, in order.
+        configs: Kernel name to the number of autotune configurations it offers, as far as seen.
+    """
+
+    def __init__(self, options: Options) -> None:
+        """Start empty."""
+        self.options = options
+        self.launches: list[Launch] = []
+        self.configs: dict[str, int] = {}
+        self.memory = Memory()
+        self.findings = Findings(options.max_incidents)
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """Incidents found, in order of first occurrence."""
+        return self.findings.incidents
+
+    def declare(self, tensor: torch.Tensor, name: str, *, written: bool) -> None:
+        """Register the elements of `tensor` (not its whole storage) under a name.
+
+        Args:
+            tensor: Any strided CPU tensor.
+            name: For messages.
+            written: False if reading them before somebody writes them is a mistake.
+        """
+        self.memory.declare(tensor, name, written=written)
+
+    def unwritten(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Bool tensor of `tensor`'s shape: elements that nobody wrote."""
+        return self.memory.unwritten(tensor)
+
+    def record_launch(self, **fields: Any) -> None:  # noqa: ANN401
+        """Note a launch (called by the driver)."""
+        self.launches.append(Launch(**fields))
+
+
+def current() -> Run:
+    """The execution under way.
+
+    Raises:
+        RuntimeError: A kernel was launched outside `execute`.
+    """
+    if not _running:
+        raise RuntimeError("a kernel was launched outside `with ttir.execute(...)`")
+    return _running[-1]
+
+
+def version() -> tuple[int, int]:
+    """Triton's (major, minor)."""
+    major, minor = triton.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def available() -> bool:
+    """Whether this Triton is one of those the executor is tested on (3.6 to 3.9)."""
+    return OLDEST <= version() <= NEWEST
+
+
+@contextmanager
+def activated() -> Iterator[None]:
+    """Let kernel modules be imported where there is no GPU: driver, backends, torch.cuda's answers."""
+    from fa_verify.ttir.compiler import Compiler  # noqa: PLC0415 - needs triton's NVIDIA backend
+    from fa_verify.ttir.driver import Driver  # noqa: PLC0415 - imports this module
+
+    backends = triton.backends.backends
+    saved, saved_driver = dict(backends), active_driver._active  # noqa: SLF001
+    try:
+        backends.clear()
+        backends["fa_verify"] = triton.backends.Backend(compiler=Compiler, driver=Driver)
+        active_driver.set_active(Driver())
+        with hopper.answering():
+            yield
+    finally:
+        backends.clear()
+        backends.update(saved)
+        active_driver._active = saved_driver  # noqa: SLF001
+
+
+@contextmanager
+def execute(options: Options = _DEFAULT) -> Iterator[Run]:
+    """Run Triton kernels on CPU tensors until the context ends.
+
+    Args:
+        options: How to execute.
+
+    Yields:
+        The run: incidents and launches appear in it as they happen.
+
+    Raises:
+        RuntimeError: Executions are nested.
+    """
+    if _running:
+        raise RuntimeError("ttir.execute(...) is already active: executions cannot be nested")
+    run = Run(options)
+    with ExitStack() as stack:
+        stack.enter_context(activated())
+        stack.enter_context(pinned(options.config, run.configs))
+        _running.append(run)
+        stack.callback(_running.clear)
+        stack.enter_context(Allocations(run.memory))
+        yield run

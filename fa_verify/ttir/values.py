@@ -1,0 +1,158 @@
+"""Run-time values other than plain arrays, and what can be done to any value lane by lane.
+
+An array value has shape (programs or 1, *tile) where each tile extent is the type's or 1: splats,
+broadcasts and constants are never spread out until an operation needs it. Integer sums that only become
+addresses, and conjunctions that only become masks, stay tuples of their small terms. A pointer is one
+argument (or one of several, chosen lane by lane) and a tuple of offset terms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fa_verify.ttir.errors import Unsupported
+from fa_verify.ttir.floats import Array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fa_verify.ttir.memory import Argument
+
+Terms = tuple[Array, ...]
+Selection = slice | Array
+RuntimeValue = Any  # Array | Terms | Pointer | Descriptor
+
+
+def merge_terms(terms: Sequence[Array]) -> Terms:
+    """Add up terms that vary along the same tile axes."""
+    if len(terms) < 2:
+        return tuple(terms)
+    grouped: dict[tuple[bool, ...], Array] = {}
+    for term in terms:
+        key = tuple([extent != 1 for extent in term.shape[1:]])
+        seen = grouped.get(key)
+        grouped[key] = term if seen is None else seen + term
+    return tuple(grouped.values())
+
+
+def total(terms: Sequence[Array]) -> Array:
+    """Sum of all terms, spread out."""
+    return reduce(np.add, terms)
+
+
+def conjunction(terms: Sequence[Array]) -> Array:
+    """Logical and of all terms, spread out."""
+    return reduce(np.logical_and, terms)
+
+
+class Pointer:
+    """Element addresses: `args[which]` (or args[0]) plus the sum of `terms`, int64 elements."""
+
+    __slots__ = ("args", "terms", "which")
+
+    def __init__(self, args: tuple[Argument, ...], terms: Terms, which: Array | None = None) -> None:
+        """Point into `args`."""
+        self.args, self.terms, self.which = args, terms, which
+
+    def shift(self, offsets: Sequence[Array]) -> Pointer:
+        """Move by a sum of int64 terms."""
+        return Pointer(self.args, merge_terms((*self.terms, *offsets)), self.which)
+
+    def map(self, function: Callable[[Array], Array]) -> Pointer:
+        """Apply a rearrangement of the tile that treats every term alike."""
+        which = None if self.which is None else function(self.which)
+        return Pointer(self.args, tuple([function(t) for t in self.terms]), which)
+
+    def dense(self) -> Pointer:
+        """The same addresses with a single term."""
+        return Pointer(self.args, (total(self.terms),), self.which)
+
+    def select_arrays(self, args: tuple[Argument, ...]) -> tuple[Array, Array]:
+        """Offsets and index into `args` (a superset of ours) as arrays."""
+        offsets = total(self.terms)
+        renumber = np.array([args.index(a) for a in self.args], np.int8)
+        which = np.zeros((1,) * offsets.ndim, np.int8) if self.which is None else self.which
+        return offsets, renumber[which]
+
+
+def union_args(pointers: Sequence[Pointer]) -> tuple[Argument, ...]:
+    """All arguments that any of the pointers may point into."""
+    seen: dict[int, Argument] = {}
+    for pointer in pointers:
+        for arg in pointer.args:
+            seen.setdefault(id(arg), arg)
+    return tuple(seen.values())
+
+
+@dataclass(slots=True, eq=False)
+class Descriptor:
+    """A tensor descriptor: base, extents and strides (int64, one value a program or one for all)."""
+
+    base: Pointer
+    shape: tuple[Array, ...]
+    strides: tuple[Array, ...]
+    block: tuple[int, ...]
+    scalar: str
+    nan_padding: bool = False
+    round_f32_to_tf32: bool = False
+
+
+def take(value: RuntimeValue, lanes: Selection) -> RuntimeValue:
+    """Keep the given program lanes of a value."""
+    if isinstance(value, np.ndarray):
+        return value if value.shape[0] == 1 else value[lanes]
+    if isinstance(value, tuple):
+        return tuple([take(x, lanes) for x in value])
+    if isinstance(value, Pointer):
+        return value.map(lambda t: t if t.shape[0] == 1 else t[lanes])
+    if isinstance(value, Descriptor):
+        return Descriptor(
+            take(value.base, lanes), take(value.shape, lanes), take(value.strides, lanes),
+            value.block, value.scalar, value.nan_padding, value.round_f32_to_tf32,
+        )  # fmt: skip
+    return value
+
+
+def merge(parts: Sequence[tuple[Selection, RuntimeValue]], lanes: int) -> RuntimeValue:
+    """Put values of disjoint sets of program lanes together; inverse of `take`."""
+    values = [value for _, value in parts]
+    first = values[0]
+    if len(parts) == 1 or all(value is first for value in values):
+        if isinstance(first, np.ndarray) and first.shape[0] != 1 and len(parts) == 1:
+            return _merge_arrays(parts, lanes)
+        if len(parts) != 1 or isinstance(first, np.ndarray):
+            return first
+    if isinstance(first, np.ndarray):
+        return _merge_arrays(parts, lanes)
+    if isinstance(first, Pointer):
+        args = union_args(values)
+        pairs = [(where, value.select_arrays(args)) for where, value in parts]
+        offsets = _merge_arrays([(where, pair[0]) for where, pair in pairs], lanes)
+        which = None
+        if len(args) > 1:
+            which = _merge_arrays([(where, pair[1]) for where, pair in pairs], lanes)
+        return Pointer(args, (offsets,), which)
+    if isinstance(first, Descriptor):
+        def each(pick: Callable[[Descriptor], RuntimeValue]) -> RuntimeValue:
+            return merge([(where, pick(value)) for where, value in parts], lanes)
+
+        rank = len(first.shape)
+        return Descriptor(
+            each(lambda d: d.base),
+            tuple(each(lambda d, i=i: d.shape[i]) for i in range(rank)),
+            tuple(each(lambda d, i=i: d.strides[i]) for i in range(rank)),
+            first.block, first.scalar, first.nan_padding, first.round_f32_to_tf32,
+        )  # fmt: skip
+    raise Unsupported(f"a merge of {type(first).__name__} values over divergent programs")
+
+
+def _merge_arrays(parts: Sequence[tuple[Selection, Array]], lanes: int) -> Array:
+    tile = np.broadcast_shapes(*[value.shape[1:] for _, value in parts])
+    merged = np.empty((lanes, *tile), parts[0][1].dtype)
+    for where, value in parts:
+        merged[where] = value
+    return merged

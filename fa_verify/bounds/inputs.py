@@ -35,6 +35,7 @@ class Inputs:
         raw: |q||k|^T at most, over all pairs (Cauchy-Schwarz).
         largest: Of any element of q, k.
         largest_v: Of any element of v.
+        largest_do: Of any element of do; 0 without do.
         value: |do||v|^T at most, over all pairs; 0 without do.
     """
 
@@ -45,6 +46,7 @@ class Inputs:
     raw: float
     largest: float
     largest_v: float
+    largest_do: float
     value: float
 
     def overflows(self, scale: float) -> bool:
@@ -61,8 +63,10 @@ def inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None 
     q4, k4, v4 = (by_kv_head(problem, x) for x in (q, k, v))
     do4 = None if do is None else by_kv_head(problem, do)
     norms = [_peak(torch.linalg.vector_norm(x, dim=-1)) for x in (q4, k4, v4)]
-    norms.append(norms[0] * 0 if do4 is None else _peak(torch.linalg.vector_norm(do4, dim=-1)))
-    facts = torch.stack([*norms, _peak(q4), _peak(k4), _peak(v4)]).tolist()
+    zero = q4.new_zeros(())
+    norms.append(zero if do4 is None else _peak(torch.linalg.vector_norm(do4, dim=-1)))
+    peaks = [_peak(q4), _peak(k4), _peak(v4), zero if do4 is None else _peak(do4)]
+    facts = torch.stack([*norms, *peaks]).tolist()
     return Inputs(
         q=q4,
         k=k4[:, 0],
@@ -71,6 +75,7 @@ def inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None 
         raw=facts[0] * facts[1],
         largest=max(facts[4], facts[5]),
         largest_v=facts[6],
+        largest_do=facts[7],
         value=facts[3] * facts[2],
     )
 

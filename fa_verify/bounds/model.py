@@ -61,12 +61,14 @@ class Model:
         """Format of o and of the gradients."""
         return FORMATS[self.problem.dtype]
 
-    def dot(self, k: int) -> float:
+    def ieee_dot(self, k: int) -> float:
         """Error of a k-term dot accumulated in float32, relative to the sum of |products|; (B3)."""
         n = self.arithmetic.dot_ulps * _STEP * math.ceil(k / _STEP) * U
-        if n >= 0.5:  # noqa: PLR2004 -- beyond it gamma says nothing
-            return math.inf
-        gamma = n / (1.0 - n)
+        return n / (1.0 - n) if n < 0.5 else math.inf  # noqa: PLR2004 -- beyond it gamma says nothing
+
+    def dot(self, k: int) -> float:
+        """The same for a dot of the problem's dot_precision, splits included; (B3)."""
+        gamma = self.ieee_dot(k)
         if self.problem.dot_precision == "tf32x3":
             return gamma * (1 + 2.0**-7) + 3 * U + _TF32X3_OPERANDS
         return gamma

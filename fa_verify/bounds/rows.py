@@ -1,0 +1,99 @@
+"""What a backward pass knows of each row: lse and delta, and how far the kernel's may be from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.bounds.model import FLUSH, SLACK, Model
+from fa_verify.reference import by_kv_head
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fa_verify.arithmetic import Arithmetic
+    from fa_verify.bounds.forward import Forward
+    from fa_verify.problem import Problem
+
+__all__ = ["Rows", "row_statistics"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """Row statistics, float64, (heads, group, seqlen_q) or (heads, rows).
+
+    Attributes:
+        lse: The log-sum-exp that P is recomputed from; 0 in fully masked rows.
+        delta: sum_d do o.
+        lse_error: How far the kernel's lse may be from ours; None: it is the same.
+        delta_error: How far the kernel's delta may be from ours.
+    """
+
+    lse: Tensor
+    delta: Tensor
+    lse_error: Tensor | None
+    delta_error: Tensor
+
+    def part(self, heads: slice, rows: slice) -> Rows:
+        """The rows of one tile, (heads, rows)."""
+        lse_error = self.lse_error
+        return Rows(
+            self.lse[heads, :, rows].flatten(1, 2),
+            self.delta[heads, :, rows].flatten(1, 2),
+            None if lse_error is None else lse_error[heads, :, rows].flatten(1, 2),
+            self.delta_error[heads, :, rows].flatten(1, 2),
+        )
+
+
+def row_statistics(  # noqa: PLR0913
+    problem: Problem,
+    arithmetic: Arithmetic,
+    do: Tensor,
+    forward: Forward | None,
+    *,
+    o: Tensor | None,
+    lse: Tensor | None,
+) -> Rows:
+    """Take o and lse as observed where given, else from the exact forward pass and its bound; (B22).
+
+    Args:
+        problem: The problem.
+        arithmetic: The kernel's rounding points.
+        do: (batch, heads_q, seqlen_q, head_dim_v).
+        forward: The forward pass and its bound; None if o and lse are both given.
+        o: The kernel's o, or None.
+        lse: The kernel's lse, or None.
+    """
+    model = Model(problem, arithmetic)
+    do4 = by_kv_head(problem, do)
+    size = do4.abs()
+    if o is not None:
+        o4 = by_kv_head(problem, o)
+        unsure = torch.zeros_like(o4)
+        if not arithmetic.delta_from_stored_o:
+            unsure = model.out.half_ulp(o4.abs() * (1 + 2 * model.out.unit_roundoff))
+    else:
+        assert forward is not None
+        o4, unsure = forward.o, forward.o_bound
+        if arithmetic.delta_from_stored_o:
+            unsure = unsure + model.out.half_ulp(o4.abs() + unsure)
+    # A(D_v) of float32, whatever the dots do: delta is an elementwise product and a sum.
+    own = SLACK * (model.ieee_dot(problem.head_dim_v) * o4.abs() + FLUSH)
+    delta = (do4 * o4).sum(-1)
+    delta_error = (size * (unsure + own + unsure * model.ieee_dot(problem.head_dim_v))).sum(-1)
+    lse_error = None
+    if lse is not None:
+        lse3 = by_kv_head(problem, lse)
+    else:
+        assert forward is not None
+        lse3, lse_error = forward.lse, forward.lse_bound
+    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
+    empty = torch.from_numpy(lo >= hi).to(do.device)
+    return Rows(
+        lse3.masked_fill(empty, 0.0),
+        delta.masked_fill(empty, 0.0),
+        lse_error,
+        delta_error.masked_fill(empty, 0.0),
+    )

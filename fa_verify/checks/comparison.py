@@ -218,6 +218,7 @@ def _compute(trial: Trial) -> dict[str, Comparison]:
         gradients = trial.backward_bounds
     else:
         x = trial.pristine
+        assert x.do is not None  # noqa: S101 - for mypy: there are gradients, so there was a do
         gradients = bounds.bound_backward(
             trial.case.problem,
             trial.kernel.arithmetic,

@@ -1,18 +1,126 @@
-"""Diagnosis: the likely cause of a failure, in a sentence."""
+"""Diagnosis: the likely cause of a failure, in a sentence, from its place and by simulation.
+
+`diagnose` reads a failing trial; it runs the kernel no further.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
+
+from fa_verify.diagnosis import explain, incidents, patterns
+from fa_verify.diagnosis.evidence import gather
+from fa_verify.diagnosis.looser import looser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fa_verify.diagnosis.evidence import Evidence
     from fa_verify.trial import Trial
     from fa_verify.verdict import Failure
 
 __all__ = ["diagnose"]
 
+_FORWARD = ("o", "lse")
+_GRADIENTS = ("dq", "dk", "dv")
+_BY_VALUE = ("numerics", "nonfinite", "metamorphic")
 
-def diagnose(_trial: Trial, failures: Sequence[Failure]) -> list[Failure]:
-    """Fill in the likely causes."""
-    return list(failures)
+
+def diagnose(trial: Trial, failures: Sequence[Failure]) -> list[Failure]:
+    """The failures, each with its likely cause where one is known; what fits nothing says where.
+
+    Args:
+        trial: The trial that they come from.
+        failures: What the checks found.
+    """
+    evidence = gather(trial)
+    causes = _causes(trial, evidence)
+    return [
+        failure
+        if failure.diagnosis
+        else dataclasses.replace(failure, diagnosis=_sentence(trial, failure, evidence, causes))
+        for failure in failures
+    ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Causes:
+    """What the values say of each pass, and what would excuse them."""
+
+    forward: explain.Explanation | None = None
+    backward: explain.Explanation | None = None
+    looser: str = ""
+
+    @property
+    def address(self) -> str:
+        """A wrong address explains forbidden accesses too."""
+        for found in (self.forward, self.backward):
+            if found is not None and found.hypothesis.addressing:
+                return found.text
+        return ""
+
+
+def _causes(trial: Trial, evidence: Evidence) -> _Causes:
+    forward = backward = None
+    holes = bool(trial.execution.unwritten)
+    if evidence.wrong(*_FORWARD) or (holes and "o" in trial.execution.unwritten):
+        forward = explain.forward(trial, evidence)
+    if evidence.wrong(*_GRADIENTS):
+        backward = explain.backward(trial, evidence)
+    excuse = "" if trial.execution.incidents or holes else looser(trial)
+    return _Causes(forward=forward, backward=backward, looser=excuse)
+
+
+def _sentence(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) -> str:
+    if failure.check == "memory":
+        return causes.address or _incident(trial, failure)
+    if failure.check == "unwritten":
+        if causes.address:
+            return causes.address
+        return patterns.unwritten(failure.tensor, trial.execution.unwritten[failure.tensor].cpu())
+    if failure.check not in _BY_VALUE or failure.tensor not in evidence.seen:
+        return _FIXED.get(failure.check, "")
+    return _value(trial, failure, evidence, causes)
+
+
+_FIXED = {
+    "masking": "a key that the mask hides enters the result: it is loaded, weighted or skipped "
+    "before the mask is applied, or the mask ends a block too late",
+    "determinism": "programs write or add to the same elements in an order that is not fixed, or "
+    "read memory that another program writes",
+    "inputs": "a store goes to an input, by a wrong pointer or a wrong stride",
+    "timeout": "a loop does not end, or programs wait for each other",
+}
+
+
+def _value(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) -> str:
+    name = failure.tensor
+    found = causes.forward if name in _FORWARD else causes.backward
+    if found is not None:
+        text = found.text
+    elif name in _GRADIENTS and causes.forward is not None:
+        text = f"follows from the forward pass: {causes.forward.text}"
+    else:
+        text = _unexplained(trial, name, evidence)
+    if causes.looser:
+        text = f"{text}; {causes.looser}" if text else causes.looser
+    return text
+
+
+def _unexplained(trial: Trial, name: str, evidence: Evidence) -> str:
+    if trial.execution.incidents:
+        first = trial.execution.incidents[0]
+        return (
+            f"follows from the {first.kind} through {first.argument} at {first.file}:{first.line}: "
+            + incidents.explain(first, trial.execution.incidents, trial.case.problem)
+        )
+    known = patterns.pattern(name, evidence.seen[name].wrong, evidence.problem)
+    return f"no known defect explains it; {known}" if known else "no known defect explains it"
+
+
+def _incident(trial: Trial, failure: Failure) -> str:
+    for incident in trial.execution.incidents:
+        same = failure.location == f"{incident.file}:{incident.line}"
+        if same and incident.argument == failure.tensor and failure.title.startswith(incident.kind):
+            return incidents.explain(incident, trial.execution.incidents, trial.case.problem)
+    return ""

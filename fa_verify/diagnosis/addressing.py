@@ -1,0 +1,42 @@
+"""What a tensor holds when a kernel addresses it by another tensor's strides."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["read_by", "written_by"]
+
+Strides = tuple[int, ...]
+
+
+def _offsets(shape: tuple[int, ...], strides: Strides) -> torch.Tensor:
+    offsets = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(shape, strides, strict=True):
+        offsets = offsets.unsqueeze(-1) + torch.arange(size) * stride
+    return offsets
+
+
+def written_by(
+    values: torch.Tensor, wrong: Strides, right: Strides
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Store values by the wrong strides, read them by the right ones.
+
+    Returns:
+        What is read, and where nothing is known: nobody wrote, or several wrote.
+    """
+    stored, loaded = _offsets(values.shape, wrong), _offsets(values.shape, right)
+    size = 1 + int(max(stored.max(), loaded.max()))
+    memory = torch.full((size,), torch.nan, dtype=torch.float64)
+    writers = torch.zeros(size, dtype=torch.int64)
+    memory[stored.flatten()] = values.flatten()
+    writers.index_add_(0, stored.flatten(), torch.ones(stored.numel(), dtype=torch.int64))
+    return memory[loaded], (writers != 1)[loaded]
+
+
+def read_by(tensor: torch.Tensor, wrong: Strides) -> torch.Tensor:
+    """Load a tensor's elements by the wrong strides; what lies outside its storage is NaN."""
+    flat = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).to(torch.float64)
+    offsets = _offsets(tensor.shape, wrong) + int(tensor.storage_offset())
+    inside = (offsets >= 0) & (offsets < flat.numel())
+    values = flat[offsets.clamp(0, flat.numel() - 1)]
+    return torch.where(inside, values, torch.nan)

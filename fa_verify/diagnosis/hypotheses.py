@@ -1,0 +1,152 @@
+"""Hypotheses: each known defect with what a kernel that has it would have written."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.diagnosis import model
+from fa_verify.diagnosis.addressing import read_by, written_by
+from fa_verify.diagnosis.defects import gradients, online, shared, skips
+from fa_verify.diagnosis.model import RIGHT, Knobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fa_verify.diagnosis.evidence import Evidence
+    from fa_verify.problem import Problem
+    from fa_verify.trial import Trial
+
+__all__ = ["Hypothesis", "Prediction", "for_backward", "for_forward"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prediction:
+    """Tensors by name, and where each says nothing."""
+
+    values: dict[str, torch.Tensor]
+    free: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A likely cause.
+
+    Attributes:
+        sentence: For the kernel's author.
+        predict: What the kernel would have written.
+        addressing: The cause is a wrong address, so it explains forbidden accesses as well.
+    """
+
+    sentence: str
+    predict: Callable[[], Prediction]
+    addressing: bool = False
+
+
+def _declared_p(trial: Trial, problem: Problem) -> str:
+    form = trial.kernel.arithmetic.p_dtype
+    form = problem.dtype if form == "input" else form
+    return "" if form == "float32" else form
+
+
+def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
+    """Causes of a wrong o or lse."""
+    problem, p_dtype = evidence.problem, _declared_p(trial, evidence.problem)
+
+    def predictor(knobs: Knobs) -> Callable[[], Prediction]:
+        def predict() -> Prediction:
+            rounded = knobs.p_dtype or p_dtype
+            used = dataclasses.replace(knobs, p_dtype=rounded)
+            values = model.forward(problem, evidence.q, evidence.k, evidence.v, used)
+            free = {}
+            if knobs.head_dim_v is not None and knobs.head_dim_v < problem.head_dim_v:
+                free["o"] = torch.zeros_like(values["o"], dtype=torch.bool)
+                free["o"][..., knobs.head_dim_v :] = True
+            return Prediction(values, free)
+
+        return predict
+
+    if evidence.whole and evidence.small:
+        yield from _forward_addresses(trial, evidence, p_dtype)
+    for source in (shared(problem), online(trial, problem), skips(trial, problem)):
+        for sentence, knobs in source:
+            yield Hypothesis(sentence, predictor(knobs))
+
+
+def _forward_addresses(trial: Trial, evidence: Evidence, p_dtype: str) -> Iterator[Hypothesis]:
+    outputs, x = trial.execution.outputs, trial.pristine
+    if outputs is None or "o" not in evidence.seen or not evidence.seen["o"].got.numel():
+        return
+    problem, right = evidence.problem, tuple(outputs.o.stride())
+    knobs = dataclasses.replace(RIGHT, p_dtype=p_dtype)
+    for name, other in (("q", x.q), ("k", x.k), ("v", x.v)):
+        wrong = (*other.stride()[:3], right[3])
+
+        def written(wrong: tuple[int, ...] = wrong) -> Prediction:
+            values = model.forward(problem, evidence.q, evidence.k, evidence.v, knobs)
+            o, free = written_by(values["o"], wrong, right)
+            return Prediction(values | {"o": o}, {"o": free})
+
+        if wrong != right:
+            yield Hypothesis(f"o is addressed with {name}'s strides", written, addressing=True)
+    for mine, theirs in (("q", "k"), ("k", "q"), ("k", "v"), ("v", "k")):
+        tensor, strides = getattr(x, mine), getattr(x, theirs).stride()
+
+        def read(name: str = mine, strides: tuple[int, ...] = strides) -> Prediction:
+            loaded = read_by(getattr(x, name).cpu(), strides)
+            mixed = {"q": evidence.q, "k": evidence.k, "v": evidence.v, name: loaded}
+            return Prediction(model.forward(problem, mixed["q"], mixed["k"], mixed["v"], knobs))
+
+        if tensor.stride()[:3] != strides[:3]:
+            text = f"{mine} is addressed with {theirs}'s strides"
+            yield Hypothesis(text, read, addressing=True)
+
+
+def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
+    """Causes of wrong gradients, given the observed o and lse."""
+    problem = evidence.problem
+    if evidence.do is None or "o" not in evidence.seen:
+        return
+    right = model.forward(problem, evidence.q, evidence.k, evidence.v)
+    o = evidence.seen["o"].got
+    lse = evidence.seen["lse"].got if "lse" in evidence.seen else right["lse"]
+    p_dtype, do = _declared_p(trial, problem), evidence.do
+
+    def predictor(knobs: Knobs, do: torch.Tensor = do) -> Callable[[], Prediction]:
+        def predict() -> Prediction:
+            used = dataclasses.replace(knobs, p_dtype=knobs.p_dtype or p_dtype)
+            tensors = (evidence.q, evidence.k, evidence.v, do)
+            values = model.backward(problem, tensors, o, lse, used)
+            free = {}
+            if knobs.head_dim is not None:
+                for name in ("dq", "dk"):
+                    free[name] = torch.zeros_like(values[name], dtype=torch.bool)
+                    free[name][..., knobs.head_dim :] = True
+            return Prediction(values, free)
+
+        return predict
+
+    if evidence.whole and evidence.small:
+        yield from _backward_addresses(trial, evidence, predictor)
+    for source in (gradients(problem), shared(problem), skips(trial, problem)):
+        for sentence, knobs in source:
+            yield Hypothesis(f"in the backward pass, {sentence}", predictor(knobs))
+
+
+def _backward_addresses(
+    trial: Trial,
+    evidence: Evidence,
+    predictor: Callable[[Knobs, torch.Tensor], Callable[[], Prediction]],
+) -> Iterator[Hypothesis]:
+    outputs, x = trial.execution.outputs, trial.pristine
+    if outputs is None or x.do is None or evidence.do is None or not x.do.numel():
+        return
+    for name, other in (("o", outputs.o), ("q", x.q)):
+        strides = tuple(other.stride())
+        if strides[:3] != tuple(x.do.stride())[:3] or strides[3] != x.do.stride(3):
+            loaded = read_by(x.do.cpu(), strides)
+            yield Hypothesis(
+                f"do is addressed with {name}'s strides", predictor(RIGHT, loaded), addressing=True
+            )

@@ -1,0 +1,92 @@
+"""What a forbidden access says about its cause."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fa_verify.backends.base import Incident
+    from fa_verify.problem import Problem
+
+__all__ = ["explain"]
+
+_ALIASES = {
+    "out": "o",
+    "dout": "do",
+    "query": "q",
+    "key": "k",
+    "value": "v",
+    "l": "lse",
+    "m": "lse",
+}
+
+
+def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) -> str:
+    """The likely cause of an incident, in a sentence; "" when its kind says nothing more."""
+    name = incident.argument
+    if incident.kind.startswith("out-of-bounds"):
+        return _outside(incident, problem)
+    if incident.kind == "race":
+        if any(o.kind == "out-of-bounds-write" and o.argument == name for o in others):
+            return (
+                f"the store to {name} is not masked: rows past the end of one head are the next "
+                "head's first rows, which two programs then write"
+            )
+        return (
+            f"programs update {name} by load, add and store: their updates get lost; "
+            "use tl.atomic_add, or let one program own each element"
+            if _accumulates(incident)
+            else f"two programs touch the same elements of {name} and at least one writes without "
+            "an atomic: the result depends on their order"
+        )
+    if incident.kind == "uninitialised-read":
+        return f"{name} is read where nobody has written: it was allocated with torch.empty"
+    return ""
+
+
+def _accumulates(incident: Incident) -> bool:
+    """Whether the race is between a load and a store, or the line adds to what it loaded."""
+    return "read" in incident.detail or "load" in incident.source or "+=" in incident.source
+
+
+def _outside(incident: Incident, problem: Problem) -> str:
+    name, reads = incident.argument, incident.kind.endswith("read")
+    verb, instruction = ("reads", "load") if reads else ("writes", "store")
+    shape = _shape(name, problem)
+    key_like = _plain(name) in ("k", "v", "dk", "dv")
+    axes = ("batch", "head", "key" if key_like else "row", "column")
+    where = incident.coordinates
+    if shape is None or where is None or len(where) != len(shape):
+        return (
+            f"no boundary handling: the {instruction} of {name} {verb} outside the tensor; its "
+            "mask is missing or wrong"
+        )
+    for axis in reversed(range(len(shape))):
+        if not 0 <= where[axis] < shape[axis]:
+            bound = ("batch", "heads", "seqlen_k" if key_like else "seqlen_q", "head_dim")[axis]
+            return (
+                f"no boundary handling: the {instruction} of {name} {verb} {axes[axis]} "
+                f"{where[axis]} of {shape[axis]}; its mask does not stop at {bound}"
+            )
+    return f"the {instruction} of {name} {verb} where no element lies: a stride or offset is wrong"
+
+
+def _plain(name: str) -> str:
+    plain = re.sub(r"(_?ptr|_head|_sum)$", "", name.lower().strip("_"))
+    return _ALIASES.get(plain, plain)
+
+
+def _shape(name: str, problem: Problem) -> tuple[int, ...] | None:
+    return {
+        "q": problem.shape_q,
+        "dq": problem.shape_q,
+        "k": problem.shape_k,
+        "dk": problem.shape_k,
+        "v": problem.shape_v,
+        "dv": problem.shape_v,
+        "o": problem.shape_o,
+        "do": problem.shape_o,
+        "lse": problem.shape_lse,
+        "delta": problem.shape_lse,
+    }.get(_plain(name))

@@ -1,0 +1,80 @@
+"""Which looser declaration of the kernel's arithmetic would make a failure a pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify import bounds
+from fa_verify.checks.comparison import Comparison, comparisons
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.arithmetic import Arithmetic
+    from fa_verify.bounds import Bounded
+    from fa_verify.trial import Trial
+
+__all__ = ["looser"]
+
+_MAX_LOGITS = 1 << 20  # each try is one more bound
+_POLYNOMIAL_EXP2 = 1472.0  # a degree-3 polynomial (NUMERICS section 6)
+
+
+def looser(trial: Trial) -> str:
+    """The first declaration under which everything outside its bound lies inside, or ""."""
+    p = trial.case.problem
+    parts = {n: part for n, part in comparisons(trial).items() if bool((part.ratio > 1).any())}
+    broken = any(bool(part.broken.any()) for part in comparisons(trial).values())
+    if not parts or broken or p.batch * p.heads_q * p.seqlen_q * p.seqlen_k > _MAX_LOGITS:
+        return ""
+    for text, arithmetic in _variants(trial.kernel.arithmetic, p.dtype):
+        if all(_inside(part, bounded) for part, bounded in _bounds(trial, parts, arithmetic)):
+            return f"it would pass if {text} were declared"
+    return ""
+
+
+def _variants(declared: Arithmetic, dtype: str) -> Iterator[tuple[str, Arithmetic]]:
+    if dtype != "bfloat16":
+        yield "P in bfloat16", dataclasses.replace(declared, p_dtype="bfloat16")
+        yield "dS in bfloat16", dataclasses.replace(declared, ds_dtype="bfloat16")
+        both = dataclasses.replace(declared, p_dtype="bfloat16", ds_dtype="bfloat16")
+        yield "P and dS in bfloat16", both
+    if dtype == "float32":
+        yield "P in float16", dataclasses.replace(declared, p_dtype="float16")
+    for operand in ("q", "k"):
+        if declared.prescaled != operand:
+            yield (
+                f"{operand} multiplied by softmax_scale in {dtype}",
+                dataclasses.replace(declared, prescaled=operand),
+            )
+    if declared.exp2_ulps < _POLYNOMIAL_EXP2:
+        polynomial = dataclasses.replace(declared, exp2_ulps=_POLYNOMIAL_EXP2)
+        yield "exp2 by a polynomial of degree 3", polynomial
+
+
+def _bounds(
+    trial: Trial, parts: dict[str, Comparison], arithmetic: Arithmetic
+) -> Iterator[tuple[Comparison, Bounded]]:
+    p, x = trial.case.problem, trial.pristine
+    if {"o", "lse"} & set(parts):
+        for bounded in bounds.bound_forward(p, arithmetic, x.q, x.k, x.v):
+            if bounded.name in parts:
+                yield parts[bounded.name], bounded
+    gradients = {name: part for name, part in parts.items() if name in ("dq", "dk", "dv")}
+    if gradients and x.do is not None:
+        o = lse = None
+        outputs = trial.execution.outputs
+        if outputs is not None and all(part.conditional for part in gradients.values()):
+            o, lse = outputs.o, outputs.lse
+        found = bounds.bound_backward(p, arithmetic, x.q, x.k, x.v, x.do, o=o, lse=lse)
+        for bounded in found:
+            if bounded.name in gradients:
+                yield gradients[bounded.name], bounded
+
+
+def _inside(part: Comparison, bounded: Bounded) -> bool:
+    error = torch.where(part.judged, (part.got - bounded.reference).abs(), 0.0)
+    return bool((error <= bounded.det).all())

@@ -1,0 +1,82 @@
+"""Where the wrong elements lie, as a sentence: what is known when no known defect explains them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.checks.comparison import empty_rows
+from fa_verify.checks.where import axes_of, ranges
+
+if TYPE_CHECKING:
+    from fa_verify.problem import Problem
+
+__all__ = ["pattern", "unwritten"]
+
+
+def unwritten(name: str, holes: torch.Tensor) -> str:
+    """What the places say that nobody wrote."""
+    if name != "lse":
+        columns = _indices(holes, 3)
+        tile = columns[0] if columns else 0
+        tail = columns == list(range(tile, holes.shape[3]))
+        if tail and tile in (16, 32, 64, 128) and tile < holes.shape[3]:
+            return (
+                f"columns {tile}..{holes.shape[3] - 1} of {name} are never written: BLOCK_D={tile} "
+                f"cuts head_dim={holes.shape[3]} off"
+            )
+    positions = _indices(holes, 2)
+    size, label = holes.shape[2], axes_of(name)[2]
+    if len(positions) < size and positions == list(range(positions[0], size)):
+        return (
+            f"{label} {ranges(positions)} of {size} of {name} are never written: the grid or the "
+            "loop leaves out the last, partial block"
+        )
+    if bool(holes.all()):
+        return f"no program writes {name}"
+    return f"{name} is not written everywhere: a store goes elsewhere, or its mask is too narrow"
+
+
+def pattern(name: str, wrong: torch.Tensor, problem: Problem) -> str:
+    """What all wrong elements have in common; "" when nothing."""
+    if not bool(wrong.any()):
+        return ""
+    facts = []
+    if wrong.ndim == 4:
+        columns = _indices(wrong, 3)
+        if len(columns) < wrong.shape[3]:
+            text = f"only columns {ranges(columns)} of {wrong.shape[3]} are wrong"
+            if columns[0] in (16, 32, 64, 128) and columns[-1] == wrong.shape[3] - 1:
+                text += f": the tail past a tile of {columns[0]} is lost (BLOCK_D={columns[0]})"
+            facts.append(text)
+    positions, size = _indices(wrong, 2), wrong.shape[2]
+    label = axes_of(name)[2]
+    if name in ("o", "lse", "dq"):
+        empty = empty_rows(problem)
+        rows = torch.zeros(size, dtype=torch.bool)
+        rows[positions] = True
+        if bool(empty.any()) and bool((rows <= empty).all()):
+            return f"only rows that see no key are wrong ({label} {ranges(positions)})"
+    if len(positions) < size:
+        facts.append(_positions(label, positions, size))
+    for axis, text in ((1, axes_of(name)[1]), (0, "batches")):
+        indices = _indices(wrong, axis)
+        if len(indices) < wrong.shape[axis]:
+            facts.append(f"only {text} {ranges(indices)} of {wrong.shape[axis]}")
+    return "; ".join(facts)
+
+
+def _positions(label: str, positions: list[int], size: int) -> str:
+    for block in (128, 64, 32, 16):
+        last = size // block * block
+        if size % block and last and positions[0] >= last:
+            return (
+                f"only the last, partial block of {label} ({ranges(positions)} of {size}) is wrong"
+            )
+    return f"only {label} {ranges(positions)} of {size} are wrong"
+
+
+def _indices(wrong: torch.Tensor, axis: int) -> list[int]:
+    others = [other for other in range(wrong.ndim) if other != axis]
+    return [int(i) for i in wrong.any(dim=others).nonzero().flatten().tolist()]

@@ -1,0 +1,88 @@
+"""How well a prediction explains what was observed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fa_verify.diagnosis.evidence import Observation
+
+__all__ = ["Fit", "fit"]
+
+# A prediction is made in float64 by a kernel that does not exist: the bound of the right kernel is
+# a measure of its rounding errors, not a limit. Four times it is generous; what separates causes is
+# the gain.
+_GENEROUS = 4.0
+_UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """How well one prediction fits.
+
+    Attributes:
+        explained: Share of all compared elements within the tolerance of the prediction, the least
+            over the tensors.
+        gain: How many times closer wrong elements are to the prediction than to the reference (the
+            median; the least over the tensors).
+    """
+
+    explained: float
+    gain: float
+
+
+def fit(
+    seen: Mapping[str, Observation],
+    predicted: Mapping[str, torch.Tensor],
+    free: Mapping[str, torch.Tensor],
+    dtype: str,
+) -> Fit:
+    """Compare predictions with observations.
+
+    Args:
+        seen: Observations by name.
+        predicted: Predicted tensors; names that are missing are not compared.
+        free: Where the prediction says nothing, by name.
+        dtype: Of the outputs.
+    """
+    explained, gains = 1.0, []
+    for name, value in predicted.items():
+        if name not in seen:
+            continue
+        observation = seen[name]
+        compared = observation.written & (torch.isfinite(observation.det) | observation.wrong)
+        if name in free:
+            compared = compared & ~free[name]
+        if not bool(compared.any()):
+            continue
+        unit = _UNIT["float32" if name == "lse" else dtype]
+        got, expected = observation.got[compared], value[compared]
+        det = observation.det[compared]
+        det = torch.where(torch.isfinite(det), det, torch.zeros_like(det))
+        tolerance = _GENEROUS * (det + 2 * unit * expected.abs())
+        error = _distance(got, expected)
+        explained = min(explained, float((error <= tolerance).double().mean()))
+        wrong = observation.wrong[compared]
+        if bool(wrong.any()):
+            before = _distance(got, observation.reference[compared])[wrong]
+            floor = tolerance[wrong] / 16 + 1e-300
+            gains.append(
+                float((_capped(before) / torch.maximum(_capped(error[wrong]), floor)).median())
+            )
+    return Fit(explained=explained, gain=min(gains, default=0.0))
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """|a - b|; 0 for equal infinities and for two NaN, inf where only one is finite."""
+    same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    error = torch.nan_to_num((a - b).abs(), nan=torch.inf, posinf=torch.inf)
+    return torch.where(same, torch.zeros_like(error), error)
+
+
+def _capped(error: torch.Tensor) -> torch.Tensor:
+    return error.clamp(max=1e300)

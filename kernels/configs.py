@@ -19,23 +19,31 @@ def _configs(*rows):  # noqa: ANN002
 
 
 # (bytes an element, most columns of a q or v row): (BLOCK_M, BLOCK_N, num_warps, num_stages) ...
+# float32 dots in "ieee" (no tensor cores) or "tf32x3" (two parts of each operand) fill registers as
+# 8-byte elements would, and are listed so: larger blocks spill by the kilobyte.
 FORWARD = {
     (2, 128): _configs((128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (16, 32, 4, 2)),
     (2, 256): _configs((64, 64, 8, 2), (64, 32, 8, 2), (16, 32, 4, 1)),
     (4, 128): _configs((64, 64, 8, 2), (64, 32, 4, 2), (16, 16, 4, 1)),
-    (4, 256): _configs((64, 32, 8, 1), (32, 32, 8, 1), (16, 16, 4, 1)),
+    (4, 256): _configs((32, 32, 8, 1), (32, 16, 8, 1), (16, 16, 4, 1)),
+    (8, 128): _configs((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
+    (8, 256): _configs((16, 16, 8, 1), (16, 16, 4, 1)),
 }
 DKDV = {
     (2, 128): _configs((64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2), (16, 16, 4, 1)),
     (2, 256): _configs((32, 64, 8, 2), (32, 32, 8, 1), (16, 16, 4, 1)),
     (4, 128): _configs((32, 64, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
     (4, 256): _configs((32, 32, 8, 1), (16, 32, 8, 1), (16, 16, 4, 1)),
+    (8, 128): _configs((16, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
+    (8, 256): _configs((16, 16, 8, 1), (16, 16, 4, 1)),
 }
 DQ = {
     (2, 128): _configs((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (16, 16, 4, 1)),
     (2, 256): _configs((64, 32, 8, 2), (32, 64, 8, 1), (16, 16, 4, 1)),
     (4, 128): _configs((64, 32, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
     (4, 256): _configs((32, 32, 8, 1), (32, 16, 8, 1), (16, 16, 4, 1)),
+    (8, 128): _configs((32, 32, 8, 1), (16, 32, 8, 1), (16, 16, 4, 1)),
+    (8, 256): _configs((16, 16, 8, 1), (16, 16, 4, 1)),
 }
 
 _KEY = ["seqlen_bucket", "BLOCK_D", "TAIL_D", "BLOCK_DV", "TAIL_DV", "HAS_LO", "HAS_HI", "SOFTCAP",
@@ -43,7 +51,7 @@ _KEY = ["seqlen_bucket", "BLOCK_D", "TAIL_D", "BLOCK_DV", "TAIL_DV", "HAS_LO", "
 
 
 def autotuned(kernel, table, reset_to_zero=()):
-    """``choose(element_size, columns)``: the kernel, autotuned over the list that fits.
+    """Return ``choose(arguments, element_size)``: the kernel, autotuned over the list that fits.
 
     Args:
         kernel: A ``triton.jit`` function.
@@ -52,11 +60,16 @@ def autotuned(kernel, table, reset_to_zero=()):
     """
 
     @functools.cache
-    def tuned(element_size, most_columns):
-        configs = table[element_size, most_columns]
+    def tuned(element_size, columns):
+        configs = table[element_size, columns]
         return triton.autotune(configs, key=_KEY, reset_to_zero=reset_to_zero or None)(kernel)
 
-    def choose(element_size, columns):
-        return tuned(element_size, 128 if columns <= 128 else 256)
+    def choose(arguments, element_size):
+        widest = max(
+            arguments["BLOCK_D"] + arguments["TAIL_D"], arguments["BLOCK_DV"] + arguments["TAIL_DV"]
+        )
+        if arguments["DOT_PRECISION"] != "tf32":
+            element_size = 8
+        return tuned(element_size, 128 if widest <= 128 else 256)
 
     return choose

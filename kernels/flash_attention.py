@@ -97,13 +97,6 @@ def _arguments(problem, *tensors):  # noqa: ANN002
     }
 
 
-def _columns(arguments):
-    """Columns of the widest row, padding included."""
-    return max(
-        arguments["BLOCK_D"] + arguments["TAIL_D"], arguments["BLOCK_DV"] + arguments["TAIL_DV"]
-    )
-
-
 def attention_forward(problem, q, k, v):
     """Return o and lse.
 
@@ -120,8 +113,8 @@ def attention_forward(problem, q, k, v):
     lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
     if o.numel():
         arguments = _arguments(problem, q, k, v)
-        kernel = _forward_tuned(q.element_size(), _columns(arguments))
-        kernel[_grid(problem.seqlen_q, "BLOCK_M", problem.batch * problem.heads_q)](
+        kernel = _forward_tuned(arguments, q.element_size())
+        kernel[_query_blocks(problem)](
             q, k, v, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride()[:3], **arguments
         )
     return Outputs(o, lse)
@@ -140,17 +133,16 @@ def attention_backward(problem, q, k, v, outputs, do):
     """
     arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do)
     dq = torch.empty(problem.shape_q, dtype=q.dtype, device=q.device)
-    shape = q.element_size(), _columns(arguments)
     strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
     if dk.numel():
-        _dkdv_tuned(*shape)[_grid(problem.seqlen_k, "BLOCK_N", problem.batch * problem.heads_kv)](
+        kernel = _dkdv_tuned(arguments, q.element_size())
+        kernel[_key_blocks(problem)](
             q, k, v, do, outputs.lse, delta, dk, dv, None, *strides,
             heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=False, **arguments,
         )  # fmt: skip
     if dq.numel():
-        _dq_tuned(*shape)[_grid(problem.seqlen_q, "BLOCK_M", problem.batch * problem.heads_q)](
-            q, k, v, do, outputs.lse, delta, dq, *strides, **arguments
-        )
+        kernel = _dq_tuned(arguments, q.element_size())
+        kernel[_query_blocks(problem)](q, k, v, do, outputs.lse, delta, dq, *strides, **arguments)
     return Grads(dq, dk, dv)
 
 
@@ -161,11 +153,9 @@ def attention_backward_atomic(problem, q, k, v, outputs, do):
     """
     arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do)
     dq_sum = torch.zeros(problem.shape_q, dtype=torch.float32, device=q.device)
-    shape = q.element_size(), _columns(arguments)
     if dk.numel():
-        _dkdv_atomic_tuned(*shape)[
-            _grid(problem.seqlen_k, "BLOCK_N", problem.batch * problem.heads_kv)
-        ](
+        kernel = _dkdv_atomic_tuned(arguments, q.element_size())
+        kernel[_key_blocks(problem)](
             q, k, v, do, outputs.lse, delta, dk, dv, dq_sum,
             *q.stride(), *k.stride(), *v.stride(), *do.stride(),
             heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=True, **arguments,
@@ -181,7 +171,7 @@ def _backward_start(problem, q, k, v, outputs, do):
     dk = torch.empty(problem.shape_k, dtype=k.dtype, device=k.device)
     dv = torch.empty(problem.shape_v, dtype=v.dtype, device=v.device)
     if delta.numel():
-        delta_kernel[_grid(problem.seqlen_q, "BLOCK_M", problem.batch * problem.heads_q)](
+        delta_kernel[_query_blocks(problem)](
             outputs.o, do, delta, *outputs.o.stride(), *do.stride(),
             problem.heads_q, problem.seqlen_q, problem.head_dim_v,
             **{name: arguments[name] for name in ("BLOCK_DV", "TAIL_DV", "PADDED_DV")},
@@ -190,9 +180,16 @@ def _backward_start(problem, q, k, v, outputs, do):
     return arguments, delta, dk, dv
 
 
-def _grid(seqlen, block, sequences):
-    """One program a block of rows of a sequence, on one axis: the others end at 65535."""
-    return lambda meta: (triton.cdiv(seqlen, meta[block]) * sequences,)
+def _query_blocks(problem):
+    """Grid: a program for each block of queries. One axis, since the others end at 65535."""
+    sequences = problem.batch * problem.heads_q
+    return lambda meta: (triton.cdiv(problem.seqlen_q, meta["BLOCK_M"]) * sequences,)
+
+
+def _key_blocks(problem):
+    """Grid: a program for each block of keys."""
+    sequences = problem.batch * problem.heads_kv
+    return lambda meta: (triton.cdiv(problem.seqlen_k, meta["BLOCK_N"]) * sequences,)
 
 
 _CAPABILITIES = Capabilities(

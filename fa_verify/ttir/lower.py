@@ -150,9 +150,9 @@ class Lowering:
             end = last_use.get(value, born)
             live_until.append((born, end, _bytes(value)))
             slots = [table[value] for table in (self._slots, self._lazy) if value in table]
-            kept = value.producer is not None and value.producer.name == "arith.constant"
-            if end < len(body) and not kept and end >= 0:
-                dying.setdefault(end, []).extend(slots)
+            if 0 <= end < len(body):  # what is fixed before anything runs has to stay
+                drop = [slot for slot in slots if self.template[slot] is None]
+                dying.setdefault(end, []).extend(drop)
         self.peak_bytes = max(self.peak_bytes, _peak(live_until, len(block.ops)))
         done: Steps = []
         for step, index in steps:
@@ -192,10 +192,8 @@ class Lowering:
                                 inside.update(nested_block.args)
         slots: list[int] = []
         for value in used - inside:
-            if value.producer is not None and value.producer.name == "arith.constant":
-                continue
             slots += [table[value] for table in (self._slots, self._lazy) if value in table]
-        return tuple(slots)
+        return tuple([slot for slot in slots if self.template[slot] is None])
 
     # -- common shapes of rule
     def unary(self, op: Op, function: Callable[[RuntimeValue], RuntimeValue]) -> Step:

@@ -44,7 +44,7 @@ SHAPES: Table[tuple[str, int, int, int, int, int]] = (
     (("large", 256, 4096, 256, 4096, 3), 14),
 )
 EDGE_LENGTHS: Table[int] = (
-    *((1, 20), (0, 7), (2, 15), (3, 8), (5, 5), (7, 5)),
+    *((1, 20), (0, 16), (2, 15), (3, 8), (5, 5), (7, 5)),
     *((15, 6), (16, 6), (17, 8), (31, 6), (32, 6), (33, 8)),
 )
 LENGTH_KINDS: Table[str] = (("anything", 40), ("beside a block", 35), ("blocks", 10), ("prime", 15))
@@ -221,7 +221,7 @@ def work(problem: Problem) -> float:
     return p.batch * p.heads_q * p.seqlen_q * p.seqlen_k * (p.head_dim + p.head_dim_v)
 
 
-def draw(  # noqa: PLR0913 - keyword-only wishes
+def draw(
     seed: int,
     count: int,
     capabilities: Capabilities | None = None,

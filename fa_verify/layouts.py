@@ -90,10 +90,11 @@ class Layout:
             InvalidInputError: The text is no layout.
         """
         match = _TEXT.fullmatch(text)
-        if match is None:
+        parts = match["pads"].split(".")[1:] if match else []
+        if match is None or len({part[0] for part in parts}) < len(parts):
             msg = f"layout={text!r}: expected ORDER[.AXISn...][.shared][.atN], e.g. 'bshd.s8.at4'"
             raise InvalidInputError(msg)
-        pads = {part[0]: int(part[1:]) for part in match["pads"].split(".") if part}
+        pads = {part[0]: int(part[1:]) for part in parts}
         return cls(
             order=match["order"],
             pad=(pads.get("b", 0), pads.get("h", 0), pads.get("s", 0), pads.get("d", 0)),

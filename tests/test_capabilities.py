@@ -1,0 +1,62 @@
+import pytest
+
+from fa_verify.capabilities import Capabilities
+from fa_verify.layouts import BSHD, Layout
+from fa_verify.masks import Mask
+from fa_verify.problem import Problem
+
+EVERYTHING = Capabilities(
+    dot_precisions=("ieee", "tf32", "tf32x3"), head_dims_v=range(1, 257), window=True, softcap=True
+)
+FIELDS = {"seqlen_q": 3, "seqlen_k": 5, "head_dim": 80, "head_dim_v": 80}
+
+
+def _problem(**fields):
+    return Problem(**{**FIELDS, **fields})
+
+
+CASES = [
+    ({"dtypes": ("float16",)}, {"dtype": "bfloat16"}, "dtype=bfloat16"),
+    ({"dot_precisions": ("ieee",)}, {"dtype": "float32", "dot_precision": "tf32"}, "=tf32"),
+    ({"head_dims": (64, 128)}, {}, "head_dim=80"),
+    ({"head_dims_v": (64,)}, {}, "head_dim_v=80"),
+    ({"head_dims_v": None}, {"head_dim_v": 64}, "head_dim_v=64"),
+    ({"alignments": ("bottom-right",)}, {"mask": Mask(causal=True, alignment="top-left")}, "top-"),
+    ({"alignments": ()}, {"mask": Mask(causal=True)}, "bottom-right"),
+    ({"window": False}, {"mask": Mask(causal=True, window_left=3)}, "sliding window"),
+    ({"window": False}, {"mask": Mask(window_right=3)}, "sliding window"),
+    ({"softcap": False}, {"softcap": 30.0}, "softcap"),
+    ({"gqa": False}, {"heads_q": 4, "heads_kv": 2}, "group=2"),
+    ({"empty": False}, {"seqlen_q": 0}, "an empty sequence"),
+    ({"empty": False}, {"seqlen_k": 0}, "an empty sequence"),
+    ({"layouts": False}, {"layout_k": Layout(pad=(0, 0, 8, 0))}, "strided layouts"),
+    ({"layouts": False}, {"layout_v": Layout(shared_heads=True)}, "strided layouts"),
+    ({"accepts": lambda p: f"seqlen_q={p.seqlen_q}"}, {}, "seqlen_q=3"),
+]
+
+
+@pytest.mark.parametrize(("declared", "fields", "said"), CASES)
+def test_what_is_not_declared_is_refused_with_its_reason(declared, fields, said):
+    problem = _problem(**fields)
+    assert EVERYTHING.reason_against(problem) is None
+    narrow = Capabilities(**{**_as_dict(EVERYTHING), **declared})
+    reason = narrow.reason_against(problem)
+    assert reason is not None
+    assert said in reason
+
+
+def _as_dict(c):
+    return {name: getattr(c, name) for name in Capabilities.__dataclass_fields__}
+
+
+def test_a_full_mask_needs_no_alignment():
+    assert Capabilities(alignments=()).reason_against(_problem()) is None
+
+
+def test_plain_layouts_are_always_taken():
+    problem = _problem(layout_q=BSHD, layout_k=BSHD)
+    assert Capabilities(layouts=False).reason_against(problem) is None
+
+
+def test_the_dot_precision_matters_to_float32_alone():
+    assert Capabilities(dot_precisions=("tf32",)).reason_against(_problem()) is None

@@ -1,0 +1,359 @@
+import collections
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import find, given, seed, settings
+
+from fa_verify import distribution
+from fa_verify.capabilities import Capabilities
+from fa_verify.case import Case
+from fa_verify.errors import InvalidInputError
+from fa_verify.strategies import cases, problems, shrink
+from fa_verify.values import DO_FAMILIES, QK_FAMILIES, V_FAMILIES
+
+LARGE = 1024 * 1024
+NARROW = {
+    "tutorial": Capabilities(
+        dtypes=("float16",),
+        head_dims=(64, 128),
+        alignments=("top-left",),
+        gqa=False,
+        layouts=False,
+        empty=False,
+        accepts=lambda p: "seqlen_q != seqlen_k" if p.seqlen_q != p.seqlen_k else None,
+    ),
+    "no mask, no gradients": Capabilities(alignments=(), backward=False),
+    "float32 only": Capabilities(dtypes=("float32",), dot_precisions=("tf32", "tf32x3")),
+    "windows and caps": Capabilities(window=True, softcap=True, alignments=("bottom-right",)),
+    "multiples of 8": Capabilities(head_dims=range(8, 257, 8), head_dims_v=range(8, 129, 8)),
+}
+
+
+def _yielded(strategy, count, start=0):
+    drawn = []
+
+    @seed(start)
+    @settings(max_examples=count, database=None, deadline=None)
+    @given(strategy)
+    def collect(case):
+        drawn.append(case)
+
+    collect()
+    return drawn
+
+
+@pytest.fixture(scope="module", params=["draw", "one @given", "ten @given"])
+def drawn(request):
+    """Two thousand cases, however they are asked for."""
+    if request.param == "draw":
+        return distribution.draw(0, 2000)
+    if request.param == "one @given":
+        return _yielded(cases(), 2000)
+    return [case for start in range(10) for case in _yielded(cases(), 200, start)]
+
+
+def _share(drawn, predicate):
+    return sum(map(predicate, drawn)) / len(drawn)
+
+
+def _area(case):
+    return case.problem.seqlen_q * case.problem.seqlen_k
+
+
+def test_half_of_the_cases_are_at_least_128_by_128(drawn):
+    assert statistics.median(map(_area, drawn)) >= 128 * 128
+
+
+def test_one_case_in_ten_is_at_least_1024_by_1024(drawn):
+    assert _share(drawn, lambda c: _area(c) >= LARGE) >= 0.1
+
+
+def test_the_median_head_dim_is_80(drawn):
+    assert statistics.median(c.problem.head_dim for c in drawn) == 80
+    for head_dim, least in ((80, 0.15), (96, 0.08), (64, 0.05), (128, 0.03)):
+        assert _share(drawn, lambda c, d=head_dim: c.problem.head_dim == d) >= least
+    assert len({c.problem.head_dim for c in drawn}) > 20
+
+
+def test_half_of_the_cases_have_a_backward_pass(drawn):
+    assert 0.5 <= _share(drawn, lambda c: c.backward) <= 0.7
+
+
+def test_dtypes_come_in_their_shares(drawn):
+    shares = collections.Counter(c.problem.dtype for c in drawn)
+    for dtype, share in (("float16", 0.4), ("bfloat16", 0.4), ("float32", 0.2)):
+        assert abs(shares[dtype] / len(drawn) - share) < 0.08
+    precisions = {c.problem.dot_precision for c in drawn if c.problem.dtype == "float32"}
+    assert precisions == {"ieee", "tf32", "tf32x3"}
+
+
+def test_every_family_is_seen(drawn):
+    for name, families in (("qk", QK_FAMILIES), ("v", V_FAMILIES), ("do", DO_FAMILIES)):
+        seen = collections.Counter(getattr(c.values, name) for c in drawn)
+        for family in families:
+            assert seen[family] >= 0.01 * len(drawn), (name, family)
+
+
+def test_coincidences_are_the_exception(drawn):
+    p = [c.problem for c in drawn]
+    assert _share(p, lambda x: x.seqlen_q != x.seqlen_k) > 0.75
+    assert _share(p, lambda x: x.batch != x.heads_q) > 0.75
+    assert _share(p, lambda x: x.layout_k != x.layout_v) > 0.8
+    assert _share(p, lambda x: x.heads_kv != x.group) > 0.55
+    assert 0.1 < _share(p, lambda x: x.head_dim != x.head_dim_v) < 0.4
+
+
+def test_the_aligned_case_is_seen_too(drawn):
+    aligned = _share(
+        drawn,
+        lambda c: (
+            _area(c) > 0
+            and c.problem.seqlen_q == c.problem.seqlen_k
+            and c.problem.seqlen_q % 128 == 0
+        ),
+    )
+    assert 0.03 < aligned < 0.2
+
+
+def test_edges_are_seen(drawn):
+    p = [c.problem for c in drawn]
+    for length in (0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129):
+        assert any(length in (x.seqlen_q, x.seqlen_k) for x in p), length
+    assert _share(drawn, lambda c: _area(c) == 0) > 0.01
+    assert _share(p, lambda x: x.softcap > 0) == pytest.approx(0.1, abs=0.05)
+    assert _share(p, lambda x: x.softmax_scale is None) > 0.7
+    assert any((x.softmax_scale or 0) < 0 for x in p)
+    assert any(x.softmax_scale == 0 for x in p)
+    assert _share(p, lambda x: x.group > 1) > 0.25
+    assert {c.values.logits for c in drawn} >= {1.0, 2.0, 4.0, 10.0, 30.0, 100.0}
+
+
+def test_masks_of_every_kind_are_seen(drawn):
+    kinds = collections.Counter(
+        (m.causal, m.window_left is not None, m.window_right is not None, m.alignment)
+        for m in (c.problem.mask for c in drawn)
+    )
+    assert set(kinds) == {kind for kind, _ in distribution.MASKS}
+    fully_masked = _share(
+        drawn,
+        lambda c: (
+            c.problem.mask.causal
+            and c.problem.mask.alignment == "bottom-right"
+            and c.problem.seqlen_q > c.problem.seqlen_k
+        ),
+    )
+    assert fully_masked > 0.05
+
+
+def test_layouts_of_every_kind_are_seen(drawn):
+    for name in ("layout_q", "layout_k", "layout_v", "layout_do"):
+        layouts = [getattr(c.problem, name) for c in drawn]
+        assert {"bhsd", "bshd", "bhds", "sbhd"} == {x.order for x in layouts}
+        assert any(x.shared_heads for x in layouts)
+        assert any(x.offset for x in layouts)
+        for axis in range(4):
+            assert any(x.pad[axis] for x in layouts), (name, axis)
+
+
+def test_no_case_costs_more_than_the_limit_and_half_cost_far_less(drawn):
+    costs = [distribution.work(c.problem) for c in drawn]
+    assert max(costs) <= distribution.MAX_WORK
+    assert statistics.median(costs) < distribution.MAX_WORK / 10
+
+
+def test_cases_do_not_repeat(drawn):
+    assert len(set(drawn)) > 0.99 * len(drawn)
+
+
+def test_a_hundred_cases_hold_every_class_of_shape():
+    for start in range(5):
+        assert _share(distribution.draw(start, 100), lambda c: _area(c) >= LARGE) >= 0.1
+
+
+def test_drawing_is_cheap():
+    start = time.process_time()
+    distribution.draw(0, 300)
+    assert (time.process_time() - start) / 300 < 3e-3
+
+
+def test_a_longer_draw_begins_with_the_shorter_one():
+    assert distribution.draw(3, 20)[:7] == distribution.draw(3, 7)
+    assert distribution.draw(3, 7) != distribution.draw(4, 7)
+
+
+def test_a_draw_does_not_change_between_versions():
+    # Campaigns are compared by seed: a new table is a new distribution and is said in CHANGELOG.
+    assert [str(case) for case in distribution.draw(0, 3)[1:]] == FROZEN
+
+
+FROZEN = [
+    (
+        "pass=bwd b=2 h=3/3 s=284x268 d=80/64 dtype=float32 mask=causal cap=50.0 q=sbhd k=bhsd.at3"
+        " v=bhsd.s16 do=bhds qk.values=row-shift-far seed=3698033546"
+    ),
+    (
+        "pass=fwd s=256x256 d=40/80 dtype=bfloat16 mask=l0.r181.topleft q=bhsd.d1 v=bhsd.b3.h9"
+        " logits=2.0 seed=2997033770"
+    ),
+]
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_capabilities_are_respected(name):
+    c = NARROW[name]
+    for case in (*distribution.draw(1, 200, c), *_yielded(cases(c), 100)):
+        assert c.reason_against(case.problem) is None
+        assert c.backward or not case.backward
+    for problem in _yielded(problems(c), 50):
+        assert c.reason_against(problem) is None
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_the_caller_chooses_pass_dtype_and_size(backward):
+    wishes = {"backward": backward, "dtype": "bfloat16", "max_elements": 5000}
+    for case in (*distribution.draw(1, 200, **wishes), *_yielded(cases(**wishes), 100)):
+        p = case.problem
+        assert case.backward == backward
+        assert p.dtype == "bfloat16"
+        assert p.batch * p.heads_q * p.seqlen_q * p.seqlen_k <= 5000
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "wishes", "said"),
+    [
+        (Capabilities(backward=False), {"backward": True}, "backward=True"),
+        (Capabilities(dtypes=("float16",)), {"dtype": "float32"}, "dtype"),
+        (Capabilities(head_dims=()), {}, "head_dims"),
+        (Capabilities(accepts=lambda _: "never"), {}, "never"),
+        (None, {"max_elements": 0}, "max_elements=0"),
+    ],
+)
+def test_an_impossible_wish_is_misuse(capabilities, wishes, said):
+    with pytest.raises(InvalidInputError, match=said):
+        distribution.draw(0, 1, capabilities, **wishes)
+
+
+PREDICATES = [
+    (lambda p: p.seqlen_k % 64 != 0 and p.head_dim > 64, "s=1x1 d=65/1"),
+    (lambda p: p.mask.causal and p.seqlen_q > p.seqlen_k > 0, "s=2x1 d=1 mask=causal"),
+    (lambda p: p.seqlen_q > 300, "s=301x1 d=1"),
+    (lambda p: p.seqlen_q == p.seqlen_k > 20, "s=21x21 d=1"),
+    (lambda p: p.seqlen_k > 70 and p.group > 1, "h=2/1 s=1x71 d=1"),
+    (lambda p: (p.mask.window_left or 0) >= 3 < p.seqlen_k, "s=1x4 d=1 mask=l3"),
+]
+
+
+@pytest.mark.parametrize(("predicate", "minimum"), PREDICATES)
+def test_shrinking_reaches_the_minimum_in_few_executions(predicate, minimum):
+    failing = [c for c in distribution.draw(2, 300) if predicate(c.problem)][:12]
+    assert len(failing) > 3
+    for case in failing:
+        calls = []
+
+        def fails(tried, calls=calls):
+            calls.append(tried)
+            return predicate(tried.problem)
+
+        small = shrink(case, fails)
+        if 0 in (case.problem.seqlen_q, case.problem.seqlen_k):
+            continue  # an empty sequence stays empty
+        text = str(small).replace(f" dtype={case.problem.dtype}", "")
+        assert (
+            text
+            == f"pass=fwd {minimum.split(' mask')[0]}"
+            + "".join(f" mask={part}" for part in minimum.split(" mask=")[1:])
+            + " seed=0"
+        )
+        assert len(calls) < 100
+        assert len(calls) == len(set(calls))
+
+
+def _dimensions(case):
+    p = case.problem
+    heads = (p.batch, p.heads_q, p.heads_kv)
+    return (*heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.head_dim_v)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_a_shrunken_case_still_fails_and_grows_nowhere(case):
+    def fails(tried):
+        return (tried.problem.seqlen_q * 7 + tried.problem.head_dim + tried.seed) % 3 == 0
+
+    tried = []
+    small = shrink(case, lambda c: tried.append(c) or fails(c))
+    assert small == case or fails(small)
+    for one in (*tried, small):
+        assert all(new <= old for new, old in zip(_dimensions(one), _dimensions(case), strict=True))
+        assert one.problem.dtype == case.problem.dtype
+        assert one.backward <= case.backward
+
+
+def test_shrinking_keeps_to_the_capabilities():
+    c = NARROW["tutorial"]
+    (case,) = distribution.draw(0, 1, c)
+    tried = []
+    small = shrink(case, lambda x: tried.append(x) or True, capabilities=c)
+    assert all(c.reason_against(x.problem) is None for x in tried)
+    assert (small.problem.seqlen_q, small.problem.seqlen_k, small.problem.head_dim) == (1, 1, 64)
+
+
+def test_shrinking_stops_in_time():
+    case = distribution.draw(0, 1)[0]
+    assert shrink(case, lambda _: pytest.fail("no time is left"), max_seconds=0) == case
+    calls = []
+    shrink(case, lambda c: calls.append(c) or len(calls) % 2 == 0, max_executions=5)
+    assert len(calls) == 5
+
+
+def test_shrinking_what_never_fails_again_returns_the_case():
+    case = distribution.draw(0, 1)[0]
+    assert shrink(case, lambda _: False) == case
+
+
+def test_hypothesis_shrinks_to_a_minimal_case():
+    quiet = settings(max_examples=2000, database=None)
+    smallest = find(cases(), lambda _: True, settings=quiet)
+    assert smallest == Case.parse("pass=fwd s=1x1 d=1 dtype=float16 seed=0")
+    found = find(
+        cases(), lambda c: c.problem.mask.causal and c.problem.seqlen_q > c.problem.seqlen_k,
+        settings=quiet,
+    )  # fmt: skip
+    assert _area(found) <= 64
+    assert found.values == smallest.values
+    assert found.problem.layout_q == smallest.problem.layout_q
+
+
+NO_TABLES = ("T", "MAX_WORK", "TYPE_CHECKING")
+TABLES = [name for name in vars(distribution) if name.isupper() and name not in NO_TABLES]
+
+
+def _stated(name):
+    """The rows of a table of the code as docs/distribution.md states them."""
+    table = getattr(distribution, name)
+    if not isinstance(table, tuple):
+        return [f"{name}: {', '.join(sorted(table)) if isinstance(table, frozenset) else table}"]
+    return [f"| {_text(value)} | {weight} |" for value, weight in table]
+
+
+def _text(value):
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_document_states_every_weight(name):
+    document = pathlib.Path(__file__).parents[1] / "docs" / "distribution.md"
+    assert "\n".join(_stated(name)) in document.read_text(encoding="utf-8")
+
+
+def test_strategies_load_neither_torch_nor_triton():
+    code = (
+        "import sys, fa_verify.strategies, fa_verify.distribution;"
+        "sys.exit(any(name.split('.')[0] in ('torch', 'triton') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False)  # noqa: S603
+    assert done.returncode == 0

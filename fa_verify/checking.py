@@ -213,7 +213,7 @@ def start_line(targets: Sequence[str], seed: int, backend: str) -> Start:
         backend=backend,
         device=device,
         python=platform.python_version(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         triton=triton.__version__,
         platform=platform.platform(),
         started=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),

@@ -110,7 +110,7 @@ def _simplified(case: Case, simple: set[str], space: Space) -> Case:
         changes["dtype"] = space.dtypes[0][0]
     if changes.get("dtype", p.dtype) != "float32":
         changes["dot_precision"] = "ieee"
-    elif "dot_precision" in simple:
+    elif "dot_precision" in simple and space.dot_precisions:
         changes["dot_precision"] = space.dot_precisions[0][0]
     defaults: dict[str, object] = {"softcap": 0.0, "softmax_scale": None}
     defaults |= {f"layout_{name}": BHSD for name in ("q", "k", "v", "do")}
@@ -191,10 +191,7 @@ def shrink(
     Returns:
         The smallest case found on which `fails` was true, or `case` itself.
     """
-    dtype, backward = case.problem.dtype, case.backward
-    space = Space.of(capabilities, dtype=dtype)
-    if not backward:
-        space = dataclasses.replace(space, backward=0.0)
+    space = Space.of(capabilities)
     search = _Search(fails, space, time.monotonic() + max_seconds, max_executions)
     search.run(case)
     return search.best

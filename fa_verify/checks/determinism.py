@@ -45,9 +45,10 @@ def _again(trial: Trial, how: str, **setup: str) -> Iterator[Failure]:
     bounds the spread by twice the bound. Gradients are judged only when o and lse came out the
     same, since their bounds are conditional on them.
     """
+    first = outputs(trial.execution)
     again = trial.rerun(duplicate(trial.pristine), backward=trial.case.backward, **setup)  # type: ignore[arg-type]
     yield from screen(again, how)
-    first, second = outputs(trial.execution), outputs(again)
+    second = outputs(again)
     declared = trial.kernel.capabilities
     exact = declared is not None and declared.deterministic
     same_forward = all(

@@ -135,45 +135,63 @@ def failures(base: Side, head: Side) -> Iterator[Change]:
 
 
 def worse(base: Side, head: Side, limits: Limits) -> Iterator[Change]:
-    """Worst err/bound of a precision and tensor that grew.
+    """Worst err/bound of a tensor that grew, a change for each precision."""
+    for precision in sorted({result.precision for result in head.results.values()}):
+        grown = [
+            (tensor, growth)
+            for tensor in TENSORS
+            if (growth := _growth(base, head, precision, tensor, limits)) is not None
+        ]
+        if grown:
+            _, most = max(grown, key=lambda pair: (pair[1].after - pair[1].before, pair[1].case))
+            yield Change(
+                kind="worse",
+                kernel=head.kernel,
+                what=precision,
+                detail=f"worst err/bound {', '.join(f'{name} {one}' for name, one in grown)}",
+                replay=head.results[most.case].record.replay,
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Growth:
+    before: float
+    after: float
+    case: str
+    cases: str
+
+    def __str__(self) -> str:
+        return f"{text.number(self.before)} -> {text.number(self.after)}{self.cases}"
+
+
+def _growth(base: Side, head: Side, precision: str, tensor: str, limits: Limits) -> _Growth | None:
+    """How much a worst err/bound grew, None when it did not, or when chance may have done it.
 
     With enough common cases the worst of these is compared in both runs. Without, the k largest
     ratios of both runs together must all be head's, by the margin, and chance would do that with
     probability C(m, k) / C(n + m, k) for n and m cases: a longer run is given its due.
     """
     paired = base.shares_enough(head)
-    cases = base.common(head)
-    for precision in sorted({result.precision for result in head.results.values()}):
-        for tensor in TENSORS:
-            old = _ratios(base, precision, tensor, cases if paired else sorted(base.results))
-            new = _ratios(head, precision, tensor, cases if paired else sorted(head.results))
-            if paired:
-                both = old.keys() & new.keys()
-                old = {case: old[case] for case in both}
-                new = {case: new[case] for case in both}
-            if not old or not new:
-                continue
-            before = max(old.values())
-            after, case = max((ratio, case) for case, ratio in new.items())
-            margin = max(before * (1 + limits.growth), before + limits.floor)
-            above = sum(ratio > margin for ratio in new.values())
-            known = before <= 1 and head.results[case].verdict is Verdict.FAIL  # a failure, told so
-            if not above or known:
-                continue
-            chance = 0.0 if paired else _all_from_head(above, len(old), len(new))
-            if chance > limits.chance:
-                continue
-            on = f"{text.plural(len(new), 'common case')}"
-            if not paired:
-                cases_each = f"{text.count(len(old))} and {text.count(len(new))} different cases"
-                on = f"{cases_each}, {text.count(above)} of head beyond base, p = {chance:.0e}"
-            yield Change(
-                kind="worse",
-                kernel=head.kernel,
-                what=f"{precision} {tensor}",
-                detail=f"worst err/bound {text.number(before)} -> {text.number(after)} ({on})",
-                replay=head.results[case].record.replay,
-            )
+    common = base.common(head)
+    old = _ratios(base, precision, tensor, common if paired else sorted(base.results))
+    new = _ratios(head, precision, tensor, common if paired else sorted(head.results))
+    if paired:
+        both = old.keys() & new.keys()
+        old = {case: old[case] for case in both}
+        new = {case: new[case] for case in both}
+    if not old or not new:
+        return None
+    before = max(old.values())
+    after, case = max((ratio, case) for case, ratio in new.items())
+    margin = max(before * (1 + limits.growth), before + limits.floor)
+    above = sum(ratio > margin for ratio in new.values())
+    told = before <= 1 and head.results[case].verdict is Verdict.FAIL  # as a new failure
+    chance = 0.0 if paired else _all_from_head(above, len(old), len(new))
+    if not above or told or chance > limits.chance:
+        return None
+    ran = f"{text.count(len(old))} and {text.count(len(new))} different cases"
+    cases = "" if paired else f" ({ran}, {text.count(above)} beyond base, p = {chance:.0e})"
+    return _Growth(before=before, after=after, case=case, cases=cases)
 
 
 def lost(base: Side, head: Side, limits: Limits) -> Iterator[Change]:

@@ -109,7 +109,7 @@ def compare(base: Summary, head: Summary, *, limits: Limits = _DEFAULT) -> Compa
         found += fewer(before, after, limits)
         notes += gone(before, after)
         notes.append(_method(before, after))
-    order = ("new failure", "worse", "lost", "fewer cases")
+    order = ("new failure", "lost", "worse", "fewer cases")
     return Comparison(
         regressions=tuple(sorted(found, key=lambda change: order.index(change.kind))),
         notes=tuple(notes),
@@ -139,8 +139,8 @@ def markdown(comparison: Comparison) -> str:
         blocks.append(f"... and {len(comparison.regressions) - _SHOWN} more.")
     if comparison.notes:
         blocks.append("\n".join(f"- {escape(note)}" for note in comparison.notes))
-    environments = f"base: {comparison.base_environment}<br>head: {comparison.head_environment}"
-    blocks.append(f"<sub>{escape(environments).replace('&lt;br&gt;', '<br>')}</sub>")
+    old, new = escape(comparison.base_environment), escape(comparison.head_environment)
+    blocks.append(f"<sub>base: {old}<br>head: {new}</sub>")
     return "\n\n".join(blocks) + "\n"
 
 

@@ -9,7 +9,8 @@ from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from fa_verify.report.faults import Fault
-    from fa_verify.report.summary import Group, Summary
+    from fa_verify.report.group import Group
+    from fa_verify.report.summary import Summary
 
 __all__ = ["caveats", "headline", "remark", "where", "word"]
 

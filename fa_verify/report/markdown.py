@@ -120,11 +120,11 @@ def escape(content: str) -> str:
     r"""Text that Markdown shows as it is, in a table too.
 
     >>> escape("a|b <img> *c* @someone")
-    'a\\|b &lt;img&gt; \\*c\\* @\u200bsomeone'
+    'a\\|b &lt;img> \\*c\\* @\u200bsomeone'
     """
     found = text.clean(content).replace("\\", "\\\\").replace("&", "&amp;")
     found = re.sub(r"(?<!\w)_|_(?!\w)", r"\_", found)
     for char in "|*[]`~#":
         found = found.replace(char, "\\" + char)
-    found = found.replace("<", "&lt;").replace(">", "&gt;")
+    found = re.sub("^>", "&gt;", found.replace("<", "&lt;"))
     return found.replace("@", "@\u200b")  # a zero-width space: nobody is notified

@@ -72,6 +72,7 @@ def work(case: Case) -> int:
 def features(case: Case) -> frozenset[str]:
     """What a kernel must know to run the case, beyond a plain square problem.
 
+    >>> from fa_verify.case import Case
     >>> sorted(features(Case.parse("pass=bwd h=4/2 s=1x64 d=80 dtype=float16 mask=causal seed=0")))
     ['causal', 'gqa', 'head_dim not a power of two', 'seqlen_q != seqlen_k']
     """

@@ -6,124 +6,22 @@ No torch, no Triton. The order of the lines, and how many files they came in, ne
 from __future__ import annotations
 
 import dataclasses
-import statistics
-from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Final, Literal
+from collections import defaultdict
+from typing import TYPE_CHECKING
 
 from fa_verify.case import Case
 from fa_verify.errors import InvalidInputError
 from fa_verify.record import CaseRecord, End, Line, Shrunk, Start
 from fa_verify.report.facts import Facts, gather
 from fa_verify.report.faults import Fault, Note, find_faults, find_notes
-from fa_verify.report.result import TENSORS, Result
+from fa_verify.report.group import Group, count_verdicts, group
+from fa_verify.report.result import Result
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["INCONCLUSIVE_LIMIT", "Group", "Summary", "TensorSummary", "exit_code", "summarise"]
-
-INCONCLUSIVE_LIMIT: Final = 0.01  # a larger share of elements without a bound is shown, and strict
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSummary:
-    """One tensor over all cases of a group.
-
-    Attributes:
-        elements: How many were compared.
-        inconclusive: Of these, how many the bound says nothing about.
-        ratio: Largest err/bound, deterministic bound; ratio_case is the case that had it.
-        ratio_prob: Likewise under the probabilistic bound.
-        typical: Median over the cases of their largest err/bound.
-        ulp: Largest error in ulps of the output format.
-        rule_2x: Largest error over flash-attn's allowance, None when never computed.
-    """
-
-    elements: int
-    inconclusive: int
-    ratio: float
-    ratio_case: str
-    ratio_prob: float
-    ratio_prob_case: str
-    typical: float
-    ulp: float
-    ulp_case: str
-    rule_2x: float | None
-
-    @property
-    def inconclusive_share(self) -> float:
-        """Share of elements that the bound says nothing about, 0 to 1."""
-        return self.inconclusive / self.elements if self.elements else 0.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Cases of one kernel and precision, and of one pass when `direction` says so.
-
-    Attributes:
-        kernel: Its name (its target where two kernels share a name).
-        precision: "float16", "bfloat16", "float32/ieee", "float32/tf32" or "float32/tf32x3".
-        direction: "fwd", "bwd", or "" for both.
-        counts: Cases by verdict, every verdict present.
-        tensors: By name, in the order o, lse, dq, dk, dv; only those that were compared.
-        seconds: Spent on these cases, all stages.
-    """
-
-    kernel: str
-    precision: str
-    direction: Literal["fwd", "bwd", ""]
-    counts: Mapping[Verdict, int]
-    tensors: Mapping[str, TensorSummary]
-    seconds: float
-
-    @property
-    def cases(self) -> int:
-        """How many cases."""
-        return sum(self.counts.values())
-
-    @property
-    def verified(self) -> int:
-        """Cases that reached pass or fail."""
-        return self.counts[Verdict.PASS] + self.counts[Verdict.FAIL]
-
-    @property
-    def verdict(self) -> Verdict:
-        """Fail if any case fails, then error; pass needs a case that passes."""
-        for verdict in (Verdict.FAIL, Verdict.ERROR, Verdict.PASS, Verdict.INCONCLUSIVE):
-            if self.counts[verdict]:
-                return verdict
-        return Verdict.UNSUPPORTED
-
-    @property
-    def ratio(self) -> float | None:
-        """Worst err/bound of any tensor, deterministic bound."""
-        return max((tensor.ratio for tensor in self.tensors.values()), default=None)
-
-    @property
-    def rule_2x(self) -> float | None:
-        """Worst error over flash-attn's allowance of any tensor."""
-        rules = [tensor.rule_2x for tensor in self.tensors.values() if tensor.rule_2x is not None]
-        return max(rules, default=None)
-
-    @property
-    def elements(self) -> int:
-        """Elements compared, all tensors."""
-        return sum(tensor.elements for tensor in self.tensors.values())
-
-    @property
-    def inconclusive(self) -> int:
-        """Elements that the bound says nothing about, all tensors."""
-        return sum(tensor.inconclusive for tensor in self.tensors.values())
-
-    @property
-    def too_inconclusive(self) -> tuple[str, ...]:
-        """Tensors of which more than `INCONCLUSIVE_LIMIT` has no bound."""
-        return tuple(
-            name
-            for name, tensor in self.tensors.items()
-            if tensor.inconclusive_share > INCONCLUSIVE_LIMIT
-        )
+__all__ = ["Summary", "exit_code", "summarise"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +90,9 @@ def summarise(lines: Iterable[Line]) -> Summary:
     results = _results(records, names)
     return Summary(
         facts=gather(starts, ends, records),
-        total=_counts(results),
-        rows=_grouped(results, lambda r: (r.kernel, r.precision, "")),
-        groups=_grouped(results, lambda r: (r.kernel, r.precision, r.direction)),
+        total=count_verdicts(results),
+        rows=group(results, lambda r: (r.kernel, r.precision, "")),
+        groups=group(results, lambda r: (r.kernel, r.precision, r.direction)),
         faults=find_faults(results, _results(shrunk, names)),
         notes=find_notes(results),
         results=tuple(results),
@@ -205,7 +103,7 @@ def exit_code(summary: Summary, *, strict: bool = False) -> int:
     """The exit status of a run.
 
     1: a kernel fails; under strict also when a case is unsupported or a tensor is more than
-    `INCONCLUSIVE_LIMIT` inconclusive. 4: the harness broke. 3: no case reached pass or fail. 0: the
+    `group.INCONCLUSIVE_LIMIT` inconclusive. 4: the harness broke. 3: no case reached pass or fail. 0: the
     rest. The first that applies, in this order, is returned.
     """
     if summary.total[Verdict.FAIL]:
@@ -248,60 +146,3 @@ def _results(records: Iterable[CaseRecord], names: Mapping[tuple[str, str], str]
             )
         )
     return sorted(results, key=lambda result: result.order)
-
-
-def _counts(results: Iterable[Result]) -> dict[Verdict, int]:
-    counter = Counter(result.verdict for result in results)
-    return {verdict: counter[verdict] for verdict in Verdict}
-
-
-def _grouped(
-    results: Iterable[Result],
-    key: Callable[[Result], tuple[str, str, Literal["fwd", "bwd", ""]]],
-) -> tuple[Group, ...]:
-    members: defaultdict[tuple[str, str, Literal["fwd", "bwd", ""]], list[Result]]
-    members = defaultdict(list)
-    for result in results:
-        members[key(result)].append(result)
-    return tuple(
-        Group(
-            kernel=kernel,
-            precision=precision,
-            direction=direction,
-            counts=_counts(members[kernel, precision, direction]),
-            tensors=_tensors(members[kernel, precision, direction]),
-            seconds=sum(result.seconds for result in members[kernel, precision, direction]),
-        )
-        for kernel, precision, direction in sorted(
-            members, key=lambda name: (name[0], name[1], name[2] == "bwd")
-        )
-    )
-
-
-def _tensors(results: Sequence[Result]) -> dict[str, TensorSummary]:
-    present = {name for result in results for name in result.record.tensors}
-    ordered = [name for name in TENSORS if name in present] + sorted(present - set(TENSORS))
-    return {name: _tensor(name, results) for name in ordered}
-
-
-def _tensor(name: str, results: Sequence[Result]) -> TensorSummary:
-    found = [
-        (result.record.tensors[name], result.record.case)
-        for result in results
-        if name in result.record.tensors
-    ]
-    ratio, ratio_case = max((stats.ratio, case) for stats, case in found)
-    ratio_prob, ratio_prob_case = max((stats.ratio_prob, case) for stats, case in found)
-    ulp, ulp_case = max((stats.ulp, case) for stats, case in found)
-    return TensorSummary(
-        elements=sum(stats.elements for stats, _ in found),
-        inconclusive=sum(stats.inconclusive for stats, _ in found),
-        ratio=ratio,
-        ratio_case=ratio_case,
-        ratio_prob=ratio_prob,
-        ratio_prob_case=ratio_prob_case,
-        typical=statistics.median(stats.ratio for stats, _ in found),
-        ulp=ulp,
-        ulp_case=ulp_case,
-        rule_2x=max((s.rule_2x for s, _ in found if s.rule_2x is not None), default=None),
-    )

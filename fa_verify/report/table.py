@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fa_verify.report.faults import Fault
-    from fa_verify.report.summary import Group, Summary
+    from fa_verify.report.group import Group
+    from fa_verify.report.summary import Summary
 
 __all__ = ["failure_block", "notes_block", "results_table", "show", "verdict_lines"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from fa_verify.layouts import Layout
 from fa_verify.masks import Mask
 from fa_verify.problem import Problem
 from fa_verify.record import CaseRecord, End, FailureRecord, Shrunk, Start, TensorStats
+
+SNAPSHOTS = Path(__file__).parents[1] / "snapshots"
 
 PRECISIONS = (
     ("float16", "ieee"),
@@ -241,3 +244,18 @@ def run():
 def line():
     """`record`: one line."""
     return record
+
+
+@pytest.fixture
+def snapshot():
+    """Compare a text with its golden file. To renew one: delete it, run, read what was written."""
+
+    def check(name: str, text: str) -> None:
+        path = SNAPSHOTS / name
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            pytest.fail(f"{path.name} was written: read it, then run again")
+        assert text == path.read_text(encoding="utf-8")
+
+    return check

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from fa_verify.bounds.backward import backward_det
+from fa_verify.bounds.backward import reach as backward_reach
 from fa_verify.bounds.bounded import Bounded, rounded
 from fa_verify.bounds.forward import Forward, forward_det
-from fa_verify.bounds.inputs import inputs, operand_models
+from fa_verify.bounds.forward import reach as forward_reach
+from fa_verify.bounds.inputs import Inputs, inputs, operand_models
+from fa_verify.bounds.model import Model
+from fa_verify.bounds.probabilistic import Refiner
 from fa_verify.bounds.rows import row_statistics
 
 if TYPE_CHECKING:
@@ -37,15 +39,15 @@ def bound_forward(
     Returns:
         o and lse.
     """
-    model, exact = _forward(problem, arithmetic, q, k, v)
-    return (
-        rounded("o", exact.o, exact.o_bound, model.out, problem.shape_o),
-        Bounded(
-            name="lse",
-            reference=exact.lse.reshape(problem.shape_lse),
-            det=exact.lse_bound.reshape(problem.shape_lse),
-        ),
+    model, given, exact = _forward(problem, arithmetic, q, k, v)
+    o = rounded("o", exact.o, exact.o_bound, model.out, problem.shape_o)
+    refiner = Refiner(model, given, None, forward_reach(model, given), "o", exact.o_bound, d)
+    lse = Bounded(
+        name="lse",
+        reference=exact.lse.reshape(problem.shape_lse),
+        det=exact.lse_bound.reshape(problem.shape_lse),
     )
+    return refiner.bounded(o), lse
 
 
 def bound_backward(  # noqa: PLR0913 -- the operands of attention
@@ -81,21 +83,36 @@ def bound_backward(  # noqa: PLR0913 -- the operands of attention
     """
     exact = None
     if o is None or lse is None:
-        _, exact = _forward(problem, arithmetic, q, k, v)
+        _, _, exact = _forward(problem, arithmetic, q, k, v)
     rows = row_statistics(problem, arithmetic, do, exact, o=o, lse=lse)
-    union = None
-    for model, operands in operand_models(problem, arithmetic, q, k, v, do):
-        part = backward_det(model, inputs(problem, *operands), rows)
-        union = part if union is None else union.joined(part)
-    return tuple(
-        rounded(name, getattr(union, name), getattr(union, f"{name}_bound"), model.out, shape)
-        for name, shape in (("dq", problem.shape_q), ("dk", problem.shape_k), ("dv", problem.shape_v))
+    variants = list(operand_models(problem, arithmetic, q, k, v, do))
+    model, operands = variants[0]
+    given = inputs(problem, *operands)
+    union = backward_det(model, given, rows)
+    for other, operands in variants[1:]:
+        union = union.joined(backward_det(other, inputs(problem, *operands), rows))
+    top = backward_reach(model, given, rows)
+
+    def bounded(name: str, exact: Tensor, bound: Tensor, shape: tuple[int, ...]) -> Bounded:
+        plain = rounded(name, exact, bound, model.out, shape)
+        if len(variants) > 1:
+            return plain
+        return Refiner(model, given, rows, top, name, bound, d).bounded(plain)
+
+    return (
+        bounded("dq", union.dq, union.dq_bound, problem.shape_q),
+        bounded("dk", union.dk, union.dk_bound, problem.shape_k),
+        bounded("dv", union.dv, union.dv_bound, problem.shape_v),
     )
 
 
-def _forward(problem, arithmetic, q, k, v):
-    union = None
-    for model, operands in operand_models(problem, arithmetic, q, k, v):
-        part = forward_det(model, inputs(problem, *operands))
-        union = part if union is None else union.joined(part)
-    return model, union
+def _forward(
+    problem: Problem, arithmetic: Arithmetic, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Model, Inputs, Forward]:
+    """Bound the forward pass under every operand model; the model and inputs are the exact ones."""
+    (model, operands), *others = operand_models(problem, arithmetic, q, k, v)
+    given = inputs(problem, *operands)
+    union = forward_det(model, given)
+    for other, operands in others:
+        union = union.joined(forward_det(other, inputs(problem, *operands)))
+    return model, given, union

@@ -74,7 +74,7 @@ def reach(model: Model, given: Inputs, rows: Rows) -> float:
     h = (model.logit + 3 * U * model.scale) * given.raw + 7 * U * highest
     h = SLACK * (h + uncertain + model.arithmetic.exp2_ulps * U + model.logit_floor(given.largest))
     fine = h <= SMALL and not given.overflows(model.scale)
-    return h if fine and given.value < LARGEST else math.inf
+    return h if fine and given.value < LARGEST else math.inf  # of inf, NaN: not fine
 
 
 def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
@@ -107,7 +107,7 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
         exact[2][heads, keys] += torch.bmm(part.p.mT, do)
         bounds[2][heads, keys] += torch.bmm(part.v.mT, size_do)
         if huge:
-            size_ds = part.ds.abs() * max(1.0, 1 / model.scale if model.scale else 1.0)
+            size_ds = part.ds.abs() * max(1.0, 1 / model.scale) if model.scale else part.p * torch.inf
             peaks[0][heads, :, tile.rows] += torch.bmm(size_ds, k.abs()).unflatten(1, (problem.group, -1))
             peaks[1][heads, keys] += torch.bmm(size_ds.mT, q.abs())
             peaks[2][heads, keys] += torch.bmm(part.p.mT, do.abs())
@@ -119,8 +119,27 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
         bound.mul_(SLACK)
         bound += floor
         if huge:
-            bound.masked_fill_(peak >= LARGEST, torch.inf)  # (B9)
+            bound.masked_fill_(~(peak < LARGEST), torch.inf)  # (B9); NaN: 0 * inf
+    _mark_unknown(given, rows, bounds)
     return Backward(*exact, *bounds)
+
+
+def _mark_unknown(given: Inputs, rows: Rows, bounds: list[Tensor]) -> None:
+    """Say nothing about what a row without a finite P or dS may reach; (B9).
+
+    A NaN of one row reaches dk and dv of every key, since 0 * NaN is NaN: of hidden keys too.
+    """
+    assert given.do is not None
+    no_p, no_ds = rows.no_p, rows.no_ds
+    if given.value >= LARGEST:  # dP may overflow, next to hidden keys too
+        furthest = torch.linalg.vector_norm(given.v, dim=-1).amax(-1)
+        overflows = torch.linalg.vector_norm(given.do, dim=-1) * furthest[:, None, None] >= LARGEST
+        no_ds = overflows if no_ds is None else no_ds | overflows
+    if no_ds is not None:
+        bounds[0].masked_fill_(no_ds.unsqueeze(-1), torch.inf)
+        bounds[1].masked_fill_(no_ds.any(-1).any(-1)[:, None, None], torch.inf)
+    if no_p is not None:
+        bounds[2].masked_fill_(no_p.any(-1).any(-1)[:, None, None], torch.inf)
 
 
 def _may_overflow(model: Model, given: Inputs, rows: Rows) -> bool:
@@ -245,10 +264,6 @@ def backward_tile(  # noqa: PLR0913 -- the operands of attention
     splits, shared = _splits(model, rows), size_x
     dot = SLACK * model.dot(problem.head_dim_v)
     column = SLACK * rows.delta_error.unsqueeze(-1)
-    if given.value >= LARGEST:  # (B9)
-        furthest = torch.linalg.vector_norm(v, dim=-1).amax(-1)[:, None, None]
-        size_do = torch.linalg.vector_norm(do, dim=-1, keepdim=True)
-        column = column.masked_fill(size_do * furthest >= LARGEST, torch.inf)
     left = with_column(do.abs().mul_(dot), 0.0 if splits else column).to(work)
     error = torch.baddbmm(size_x, left, with_column(v.abs(), 1.0).mT.to(work), beta=5 * U * SLACK)
     if splits:

@@ -40,8 +40,9 @@ class Bounded:
     def prob(self, observed: Tensor) -> Tensor:
         """Bound that holds with probability 1 - d for the whole tensor: min(det, probabilistic).
 
-        It is computed where it can matter to ``observed`` only; elsewhere it is a smaller number
-        that ``observed`` keeps too, so that comparing with it gives the same verdict.
+        It is looked at only where it can matter to ``observed``: in rows (keys, for dk and dv) with
+        an error between the least that the probabilistic bound can be and det. Elsewhere this is
+        det, and comparing ``observed`` with it gives the same verdict.
 
         Args:
             observed: What the kernel returned, shaped as reference.
@@ -64,7 +65,7 @@ def rounded(
 ) -> Bounded:
     """Add the rounding to the output format, and mark where it may overflow; (B17)."""
     reach = reference.abs() + bound
-    det = bound + torch.where(bound == torch.inf, torch.inf, out.half_ulp(reach))
+    det = (bound + out.half_ulp(reach)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     overflow = reach >= out.overflow
     return Bounded(
         name=name,

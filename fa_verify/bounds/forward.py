@@ -43,16 +43,18 @@ class ForwardTile:
     """One tile's exact values and bounds, (heads, rows[, head_dim_v]).
 
     Attributes:
-        cast: The part of o_bound that the cast of P accounts for (only if asked for).
-        p_cast: That cast's error per key, relative to l, float64 (only if asked for).
+        rest: o_bound before the hull, without what the cast of P accounts for (if asked for).
+        p_cast: What the cast of P accounts for: that much times v, per key (if asked for).
+        x: S - m in float64, -inf where hidden (if asked for).
     """
 
     o: Tensor
     lse: Tensor
     o_bound: Tensor
     lse_bound: Tensor
-    cast: Tensor | None = None
+    rest: Tensor | None = None
     p_cast: Tensor | None = None
+    x: Tensor | None = None
 
 
 def reach(model: Model, given: Inputs) -> float:
@@ -126,6 +128,8 @@ def forward_tile(  # noqa: PLR0913 -- the operands of attention
         h.masked_fill_(torch.bmm(q.abs(), k.abs().mT) * max(1.0, 1.45 * model.scale) >= LARGEST, torch.inf)
 
     row_top: Tensor | float = top
+    unknown = None
+    kept = x.clone() if parts else None
     if fast:
         p64 = x.exp_()
         p = p64.float()
@@ -135,6 +139,7 @@ def forward_tile(  # noqa: PLR0913 -- the operands of attention
         if hidden is not None:
             h.masked_fill_(hidden, 0.0)
         row_top = h.amax(-1, keepdim=True)
+        unknown = _p_overflows(model, given, x + m, hidden)
         p = p64 = x.exp()
     total = p64.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
     o = torch.bmm(p64, v).div_(total)
@@ -155,6 +160,7 @@ def forward_tile(  # noqa: PLR0913 -- the operands of attention
     accumulate = SLACK * model.long_dot(k.shape[1], k.shape[1])
     loss = gain if cast is None else gain + cast
     loss = (p + gain if cast is None else p + loss).mul_(accumulate).add_(loss)
+    floor = FLUSH * k.shape[1] * max(1.0, given.largest_v)
     magnitude = v.abs().to(work)
     weight = torch.bmm(loss, magnitude).double().div_(total)
     normal = model.denominator
@@ -163,9 +169,13 @@ def forward_tile(  # noqa: PLR0913 -- the operands of attention
     size = o.abs()
     bound = (weight + size * he) * g * (1 + nu) + nu * size
     bound.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    bound = torch.minimum(bound, _hull(model, o, v, accumulate + nu))
     bound *= SLACK
-    bound += FLUSH * k.shape[1] * max(1.0, given.largest_v)
+    linear = bound + floor
+    bound = torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu))
+    if unknown is not None:
+        bound.masked_fill_(unknown, torch.inf)
+        spread_lse.masked_fill_(unknown, torch.inf)
+    bound += floor
     if given.largest_v * k.shape[1] >= LARGEST:  # (B9): a partial sum may overflow
         bound.masked_fill_(v.abs().sum(1, keepdim=True) >= LARGEST, torch.inf)
     lse_bound = spread_lse + SLACK * (normal + 6 * U * (lse.abs() + m.abs())) + 2.0**-22
@@ -175,10 +185,21 @@ def forward_tile(  # noqa: PLR0913 -- the operands of attention
         o_bound=bound.masked_fill_(empty, 0.0),
         lse_bound=lse_bound.masked_fill_(empty, 0.0).squeeze(-1),
     )
-    if parts and cast is not None:
-        share = cast.double() * (SLACK * (1 + accumulate) * g * (1 + nu) / total)
-        return dataclasses.replace(result, cast=torch.bmm(share, v.abs()), p_cast=share)
-    return result
+    if not parts or cast is None:
+        return result
+    share = (cast.double() * g).mul_(SLACK * (1 + nu)).div_(total).masked_fill_(empty, 0.0)
+    return dataclasses.replace(result, rest=linear - torch.bmm(share, v.abs()), p_cast=share, x=kept)
+
+
+def _p_overflows(model: Model, given: Inputs, s: Tensor, hidden: Tensor | None) -> Tensor:
+    """Rows in which fma(s, c, -round(m c)) may be so far above 0 that P, l or acc overflows; (B9)."""
+    size = s.abs()
+    if hidden is not None:
+        size.masked_fill_(hidden, 0.0)
+    limit = LARGEST / (s.shape[-1] * max(1.0, given.largest_v))
+    if model.p is not None:
+        limit = min(limit, model.p.format.largest)
+    return size.amax(-1, keepdim=True) * (U * SLACK) >= math.log(max(1.0, limit))
 
 
 def _with_cast(

@@ -92,6 +92,8 @@ class Model:
         own = self.dot(self.problem.head_dim) + 4 * U
         if self.arithmetic.prescaled:
             own += self.out.unit_roundoff
+            if self.problem.dot_precision == "tf32":  # s round(q) against round(s q)
+                own += 2 * Cast(TF32, truncates=True).unit
         return self.scale * own + 2 * FLUSH
 
     @property

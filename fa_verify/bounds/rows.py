@@ -29,12 +29,16 @@ class Rows:
         delta: sum_d do o.
         lse_error: How far the kernel's lse may be from ours; None: it is the same.
         delta_error: How far the kernel's delta may be from ours.
+        no_p: bool: lse is not known to be finite, nor then P; None: it is everywhere.
+        no_ds: bool: delta or P is not known to be finite; None: they are everywhere.
     """
 
     lse: Tensor
     delta: Tensor
     lse_error: Tensor | None
     delta_error: Tensor
+    no_p: Tensor | None = None
+    no_ds: Tensor | None = None
 
     def part(self, heads: slice, rows: slice) -> Rows:
         """The rows of one tile, (heads, rows)."""
@@ -45,6 +49,11 @@ class Rows:
             None if lse_error is None else lse_error[heads, :, rows].flatten(1, 2),
             self.delta_error[heads, :, rows].flatten(1, 2),
         )
+
+    def take(self, index: Tensor) -> Rows:
+        """Some rows of a tile's."""
+        lse_error = None if self.lse_error is None else self.lse_error[:, index]
+        return Rows(self.lse[:, index], self.delta[:, index], lse_error, self.delta_error[:, index])
 
 
 def row_statistics(  # noqa: PLR0913
@@ -91,9 +100,11 @@ def row_statistics(  # noqa: PLR0913
         lse3, lse_error = forward.lse, forward.lse_bound
     lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
     empty = torch.from_numpy(lo >= hi).to(do.device)
-    return Rows(
-        lse3.masked_fill(empty, 0.0),
-        delta.masked_fill(empty, 0.0),
-        lse_error,
-        delta_error.masked_fill(empty, 0.0),
-    )
+    lse3, delta, delta_error = (x.masked_fill(empty, 0.0) for x in (lse3, delta, delta_error))
+    no_p = ~(lse3 if lse_error is None else lse3 + lse_error).isfinite()
+    no_ds = no_p | ~(delta + delta_error).isfinite()
+    if not bool(no_ds.any()):
+        return Rows(lse3, delta, lse_error, delta_error)
+    lse3, delta, delta_error = (x.masked_fill(no_ds, 0.0) for x in (lse3, delta, delta_error))
+    lse_error = None if lse_error is None else lse_error.masked_fill(no_ds, 0.0)
+    return Rows(lse3, delta, lse_error, delta_error, no_p, no_ds)

@@ -283,6 +283,8 @@ class Accesses:
         writers = self._lookup(arg, arg.track(tracking.writer), cells)
         before = writers[index]
         conflict = (before != 0) & (before != me)
+        if self.order.known and conflict.any():
+            conflict &= ~self.order.precedes(before, program)
         others: list[tuple[Array, Array, str]] = []
         if conflict.any():
             others.append((before, conflict, "overwrites with another value what {who} wrote"))
@@ -302,6 +304,7 @@ class Accesses:
             changed = _bits(flat[index]) != _bits(raw)
             for other, wrong, how in others:
                 self._race(site, arg, index, program, other, wrong & changed, how)
+            conflict &= ~changed  # several wrote the same value, which is harmless
         writers[index] = np.where(conflict, np.int32(MANY), me) if conflict.any() else me
 
     def _watch_collisions(

@@ -35,6 +35,10 @@ _FILE_LOC = re.compile(r'^"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
 _NAME_LOC = re.compile(r'^"(?:[^"\\]|\\.)*"\((.*)\)$')
 _SHAPE = re.compile(r"^((?:\d+x)*)(.*)$")
 _SCALAR = re.compile(r"^(?:i\d+|index|b?f\d+\w*|none)$")
+_TERMINATORS = frozenset({
+    "scf.yield", "scf.condition", "tt.return", "cf.br", "cf.cond_br", "tt.reduce.return",
+    "tt.scan.return", "tt.map_elementwise.return",
+})  # fmt: skip
 _FOLLOWS_OPERAND = frozenset({"arith.cmpi", "arith.cmpf"})
 # Operations printed with one type that is not their result's own type.
 _POINTEE = frozenset({"tt.load"})
@@ -263,6 +267,9 @@ class _Parser:
                 self.expect(":")
                 continue
             block.ops.append(self.operation())
+        for block in region.blocks:  # MLIR leaves out a yield of nothing
+            if not block.ops or block.ops[-1].name not in _TERMINATORS:
+                block.ops.append(Op("scf.yield"))
 
     def attributes(self) -> dict[str, str]:
         """Parse {k = v, ...} or <{k = v, ...}> keeping each value as text."""

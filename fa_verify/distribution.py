@@ -109,8 +109,8 @@ V: Table[str] = (
     *(("near-max", 4), ("heavy-tails", 6), ("zeros", 3), ("mixed", 9)),
 )
 DO: Table[str] = (
-    *(("normal", 58), ("ones", 10), ("one-hot-row", 10), ("zeros", 4)),
-    *(("mixed", 12), ("near-max", 6)),
+    *(("normal", 52), ("ones", 10), ("one-hot-row", 10), ("zeros", 4)),
+    *(("mixed", 10), ("small", 8), ("near-max", 6)),
 )
 LOGITS: Table[float] = ((1.0, 62), (2.0, 8), (4.0, 8), (10.0, 10), (30.0, 6), (100.0, 6))
 # Families whose logits are not set to a size of their own.
@@ -313,15 +313,23 @@ class _Draw:
             softcap=softcap if c is None or c.softcap else 0.0,
         )
         problem = dataclasses.replace(problem, **self._layouts(problem, backward=backward))
-        qk, logits = _at(QK, spread[1]), self._pick(LOGITS)
-        values = Values(
-            qk=qk,
-            v=self._pick(V),
-            do=self._pick(DO) if backward else "normal",
-            logits=logits if qk in SCALABLE else 1.0,
-        )
+        values = self._values(_at(QK, spread[1]), backward=backward)
         return Case(
             problem=problem, values=values, seed=self._between(0, 2**32 - 1), backward=backward
+        )
+
+    def _values(self, qk: str, *, backward: bool) -> Values:
+        v, do, logits = self._pick(V), self._pick(DO), self._pick(LOGITS)
+        # Products of two numbers near the maximum overflow float32, so nothing could be judged.
+        if qk == "near-max":
+            v, do = (name if name != "near-max" else "normal" for name in (v, do))
+        if v == "near-max":
+            do = "small"
+        return Values(
+            qk=qk,
+            v=v,
+            do=do if backward else "normal",
+            logits=logits if qk in SCALABLE else 1.0,
         )
 
     def _pick(self, table: Table[T]) -> T:

@@ -378,6 +378,11 @@ def do_mixed(rng: Rng, shape: Shape, _facts: Facts) -> Array:
     return _mixed(rng, shape, -20.0, 3.0)
 
 
+def do_small(rng: Rng, shape: Shape, _facts: Facts) -> Array:
+    """Normal times 2^-10, as after a mean loss: dS flushed or rounded as float16 subnormals."""
+    return rng.standard_normal(shape) * 2.0**-10
+
+
 def do_near_max(rng: Rng, shape: Shape, facts: Facts) -> Array:
     """Up to an eighth of the dtype's maximum (dS beyond it has no right answer): casts of dP."""
     return _signs(rng, shape) * rng.uniform(0.03, 0.125, shape) * facts.top
@@ -426,5 +431,6 @@ DO_FAMILIES: Mapping[str, Callable[[Rng, Shape, Facts], Array]] = {
     "one-hot-row": do_one_hot_row,
     "zeros": do_zeros,
     "mixed": do_mixed,
+    "small": do_small,
     "near-max": do_near_max,
 }

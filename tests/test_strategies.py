@@ -197,7 +197,7 @@ FROZEN = [
     ),
     (
         "pass=fwd s=256x256 d=40/80 dtype=bfloat16 mask=l0.r181.topleft q=bhsd.d1 v=bhsd.b3.h9"
-        " logits=2.0 seed=2997033770"
+        " v.values=indicator logits=2.0 seed=4942781"
     ),
 ]
 

@@ -70,6 +70,8 @@ def encode(values: Array, scalar: str) -> Array:
         return values.astype(np.float16).view(np.int16)
     if scalar == "i1":
         return values.astype(np.int8)
+    if scalar == "bf16":  # the upper half, which keeps a NaN's payload
+        return np.ascontiguousarray(values.view(np.int16)[..., 1::2])
     kind = torch.int16 if RAW[scalar].itemsize == 2 else torch.int8
     return as_torch(values).to(_TORCH[scalar]).view(kind).numpy()
 

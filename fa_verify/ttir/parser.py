@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TOKEN = re.compile(
-    r"""\s+
+    r"""(?:\s|//[^\n]*)+
   | (?P<str>"(?:[^"\\]|\\.)*")
   | (?P<raw>(?:dense|array|dense_resource)<[^>]*>)
   | (?P<type>(?:tensor|!tt\.\w+|!ttg\.\w+|vector)<(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>

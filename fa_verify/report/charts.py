@@ -30,8 +30,8 @@ _CLOUD: Final = 40_000  # small points on the page, about 9 bytes each
 _TOOLTIPS: Final = 5_000  # about 200 bytes each
 _BINS: Final = 12
 _KERNELS: Final = 12  # with charts
-_LOWEST: Final = 1e-3  # of the axes: smaller errors are drawn at the edge
-_HIGHEST: Final = 1e4
+_RATIOS: Final = (1e-3, 1e4)  # of the axis: what is beyond is drawn at its end
+_ULPS: Final = (1e-1, 1e9)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ def _kernel(name: str, results: Sequence[Result], density: _Density) -> KernelCh
     groups = _by_precision(results)
     longest = max(result.case.problem.seqlen_k for result in results)
     widest = max(result.case.problem.head_dim for result in results)
-    ratio = _axis([s.ratio for r in results for s in r.record.tensors.values()])
-    ulps = _axis([s.ulp for r in results for s in r.record.tensors.values()])
+    ratio = _axis([s.ratio for r in results for s in r.record.tensors.values()], *_RATIOS)
+    ulps = _axis([s.ulp for r in results for s in r.record.tensors.values()], *_ULPS)
     length = svg.lengths("seqlen_k", longest)
     head_dim = svg.steps("head_dim", widest, 64 if widest > 128 else 32)  # ticks
     return KernelCharts(
@@ -122,11 +122,10 @@ def _by_precision(results: Sequence[Result]) -> dict[str, list[Result]]:
     return dict(sorted(groups.items()))
 
 
-def _axis(values: Sequence[float]) -> svg.Axis:
-    """From a thousandth, or a tenth of the least if that is more, to at least 10."""
-    positive = [value for value in values if value > 0]
-    low = max(_LOWEST, min(positive, default=_LOWEST) / 2)
-    return svg.decades(min(low, 0.1), min(_HIGHEST, max([10.0, *values])))
+def _axis(values: Sequence[float], lowest: float, highest: float) -> svg.Axis:
+    """As much of lowest to highest as the values need, and at least 0.1 to 10."""
+    least = min((value for value in values if value > 0), default=lowest)
+    return svg.decades(max(lowest, min(least, 0.1)), min(highest, max([10.0, *values])))
 
 
 def _label(result: Result, tensor: str, stats: TensorStats) -> str:

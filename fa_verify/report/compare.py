@@ -216,6 +216,8 @@ def _notes(base: Summary, head: Summary, pairs: list[tuple[str, str]]) -> Iterat
     for name, summary in (("base", base), ("head", head)):
         if summary.facts.files and not summary.facts.complete:
             yield f"{name}: the run was killed or is still going"
+        for kernel in summary.mixed:
+            yield f"{name}: results of several versions of {kernel} are mixed"
         if summary.total[Verdict.ERROR]:
             cases = text.plural(summary.total[Verdict.ERROR], "case")
             yield f"{name}: the harness broke on {cases}"

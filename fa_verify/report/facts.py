@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Facts", "gather"]
 
+_TOTAL = "total"  # of a case, all stages
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -38,7 +40,8 @@ class Facts:
         complete: Every file has its last line; False means killed, or still running.
         seconds: Wall time, None when no file has its last line.
         rate: Cases a second of wall time.
-        stages: Seconds spent in each stage, summed over the cases.
+        stages: Seconds spent in each stage, summed over the cases; "other" is what the records'
+            "total" has beyond the stages that they name.
     """
 
     versions: tuple[tuple[str, str], ...]
@@ -61,8 +64,11 @@ def gather(starts: Sequence[Start], ends: Sequence[End], cases: Sequence[CaseRec
     """Merge the first and last lines of any number of files."""
     stages: defaultdict[str, list[float]] = defaultdict(list)
     for case in cases:
-        for stage, seconds in case.seconds.items():
+        named = {stage: seconds for stage, seconds in case.seconds.items() if stage != _TOTAL}
+        for stage, seconds in named.items():
             stages[stage].append(seconds)
+        if _TOTAL in case.seconds:
+            stages["other"].append(max(0.0, case.seconds[_TOTAL] - sum(named.values())))
     wall = _wall(starts, ends)
     return Facts(
         versions=(

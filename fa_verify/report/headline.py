@@ -52,6 +52,12 @@ def caveats(summary: Summary) -> list[str]:
     found = []
     if summary.facts.files and not summary.facts.complete:
         found.append("The record has no last line: the run was killed or is still going.")
+    found.extend(
+        f"{kernel}: results of several versions of its source are mixed."
+        for kernel in summary.mixed
+    )
+    if summary.repeats:
+        found.append(f"{plural(summary.repeats, 'case')} repeat others: the same run twice?")
     if summary.total[Verdict.ERROR] and summary.failed:
         found.append(f"The harness broke on {plural(summary.total[Verdict.ERROR], 'case')}.")
     if summary.verified:

@@ -52,7 +52,8 @@ class Result:
     @property
     def seconds(self) -> float:
         """Spent on the case, all stages."""
-        return sum(self.record.seconds.values())
+        spent = self.record.seconds
+        return spent.get("total", sum(spent.values()))
 
     @property
     def order(self) -> tuple[str, ...]:

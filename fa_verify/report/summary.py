@@ -6,7 +6,7 @@ No torch, no Triton. The order of the lines, and how many files they came in, ne
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from fa_verify.case import Case
@@ -57,6 +57,20 @@ class Summary:
         return self.total[Verdict.PASS] + self.total[Verdict.FAIL]
 
     @property
+    def repeats(self) -> int:
+        """Cases that another case repeats: same kernel and source, same line, same setup."""
+        records = [result.record for result in self.results]
+        distinct = {(r.target, r.source_hash, r.case, r.setup) for r in records}
+        return len(records) - len(distinct)
+
+    @property
+    def mixed(self) -> tuple[str, ...]:
+        """Kernels with results of several versions of their source, sorted."""
+        sources = {(result.kernel, result.record.source_hash) for result in self.results}
+        versions = Counter(kernel for kernel, _ in sources)
+        return tuple(sorted(kernel for kernel, number in versions.items() if number > 1))
+
+    @property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels, sorted."""
         return tuple(sorted({row.kernel for row in self.rows}))
@@ -102,8 +116,8 @@ def summarise(lines: Iterable[Line]) -> Summary:
 def exit_code(summary: Summary, *, strict: bool = False) -> int:
     """The exit status of a run.
 
-    1: a kernel fails; under strict also when a case is unsupported or a tensor is more than
-    `group.INCONCLUSIVE_LIMIT` inconclusive. 4: the harness broke. 3: no case reached pass or fail. 0: the
+    1: a kernel fails; under strict also when a case is unsupported or a tensor is more inconclusive
+    than `group.INCONCLUSIVE_LIMIT`. 4: the harness broke. 3: no case reached pass or fail. 0: the
     rest. The first that applies, in this order, is returned.
     """
     if summary.total[Verdict.FAIL]:

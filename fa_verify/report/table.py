@@ -43,6 +43,7 @@ def show(console: Console, summary: Summary, *, failures: int = _SHOWN) -> None:
     """Print everything; the last lines are the verdict and where the first failure is."""
     if summary.rows:
         console.print(results_table(summary))
+        console.print()
     for fault in summary.faults[:failures]:
         for line in failure_block(fault):
             console.print(line, soft_wrap=True)
@@ -61,18 +62,20 @@ def results_table(summary: Summary) -> Table:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
-        title="Worst error, in units of its bound (above 1 fails)",
+        show_edge=False,
+        title="Worst error, in units of its bound (above 1 fails)"
+        + ("; 2x: of flash-attn's rule" if with_rule else ""),
         title_justify="left",
         title_style="dim",
     )
-    table.add_column("kernel", overflow="fold", max_width=_KERNEL_WIDTH)
+    table.add_column("kernel", no_wrap=True)
     table.add_column("precision", no_wrap=True)
     table.add_column("cases", justify="right", no_wrap=True)
     for name in TENSORS:
         table.add_column(name, justify="right", no_wrap=True, min_width=4)
     if with_rule:
-        table.add_column("2x rule", justify="right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
+        table.add_column("2x", justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold", min_width=len("verdict"))
     previous = ""
     for row in summary.rows:
         name = text.shorten(text.clean(row.kernel), _KERNEL_WIDTH)

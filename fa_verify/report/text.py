@@ -12,6 +12,7 @@ __all__ = ["clean", "count", "duration", "lines", "number", "plural", "share", "
 
 _HUGE: Final = 1e300  # a record writes inf and NaN as the largest float
 _PLAIN: Final = (0.01, 10_000.0)  # outside this range a ratio needs an exponent
+_NEAR_ONE: Final = 1.095  # below it, two decimals
 _MINUTE: Final = 60.0
 _THOUSAND: Final = 1000
 
@@ -43,23 +44,25 @@ def shorten(text: str, width: int) -> str:
 
 
 def number(value: float | None) -> str:
-    """A ratio or an error in ulps, in at most six characters.
+    """A ratio or an error in ulps, in at most six characters; only 1 itself is written as 1.
 
     >>> [number(x) for x in (None, 0.0, 0.00031, 0.4149, 9.87, 542.3, 2.2e6, 1.7e308)]
     ['-', '0', '3e-4', '0.41', '9.9', '542', '2e6', 'inf']
+    >>> [number(x) for x in (0.9984, 1.0, 1.0004)]
+    ['0.99', '1', '1.01']
     """
     if value is None:
         return "-"
-    if value == 0:
-        return "0"
+    if value in (0, 1):
+        return f"{value:.0f}"
     if value >= _HUGE:
         return "inf"
     if not _PLAIN[0] <= value < _PLAIN[1]:
         mantissa, _, exponent = f"{value:.0e}".partition("e")
         return f"{mantissa}e{int(exponent)}"
-    return (
-        f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
-    )  # three, two, then no decimals
+    if value < _NEAR_ONE:  # rounded away from 1, the line between pass and fail
+        return f"{min(value, 0.99) if value < 1 else max(value, 1.01):.2f}"
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 def count(value: int) -> str:

@@ -203,3 +203,22 @@ def test_reports_load_neither_torch_nor_triton():
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     assert done.stdout.strip() == "[]"
+
+
+def test_runs_of_several_versions_of_a_kernel_are_not_mixed_in_silence(line):
+    record = line(CASE)
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    changed = CaseRecord(**{**fields, "source_hash": "ba9876543210"})
+    assert summarise([record, changed]).mixed == ("flash",)
+    assert "several versions" in " ".join(caveats(summarise([record, changed])))
+
+
+def test_a_case_that_ran_twice_is_not_two_cases_in_silence(line):
+    assert summarise([line(CASE), line(CASE), line(SMALL)]).repeats == 1
+    assert "repeat" in " ".join(caveats(summarise([line(CASE), line(CASE)])))
+
+
+def test_the_total_of_a_case_is_no_stage(line):
+    summary = summarise([line(CASE, seconds={"kernel": 1.0, "total": 3.0})])
+    assert summary.facts.stages == (("kernel", 1.0), ("other", 2.0))
+    assert summary.rows[0].seconds == 3.0

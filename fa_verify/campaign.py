@@ -30,8 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Listener", "Plan", "run"]
 
-_SHARD = 100  # cases drawn from one seed; the next shard's seed follows from the run's
+# Cases drawn from one seed; the next shard's seed follows from the run's. A multiple of 2, 3, 4, 6
+# and 8, so that on CUDA a form meets one configuration only.
+_SHARD = 96
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
+# Compiled forms of each kernel in a CUDA run: a form costs some seconds to compile, a case that
+# needs no compiling some hundredths. Another seed of the run draws other forms.
+_CUDA_FORMS = _SHARD
 _SHRINKS = 4  # distinct faults of one kernel that are made small
 
 
@@ -216,9 +221,15 @@ def _setup(plan: Plan, index: int) -> Setup:
 
 def _cases(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
     index = 0
+    first = plan.seed * _CUDA_FORMS
+    forms = range(first, first + _CUDA_FORMS) if plan.backend == "cuda" else ()
     for shard in range(1 << 30):
         drawn = distribution.draw(
-            plan.seed * 1_000_003 + shard, _SHARD, kernel.capabilities, dtype=plan.dtype
+            plan.seed * 1_000_003 + shard,
+            _SHARD,
+            kernel.capabilities,
+            dtype=plan.dtype,
+            forms=forms,
         )
         for case in drawn:
             if plan.cases is not None and index >= plan.cases:

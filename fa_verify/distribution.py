@@ -229,17 +229,30 @@ def draw(
     dtype: str | None = None,
     backward: bool | None = None,
     max_elements: int | None = None,
+    forms: Sequence[int] = (),
 ) -> list[Case]:
     """The first `count` cases of the sequence that belongs to a seed.
 
     The classes of shape and the q, k families are spread evenly over the sequence, so that a
     hundred cases already hold every class in its share.
 
+    Args:
+        seed: Which sequence.
+        count: How many cases.
+        capabilities: What the kernel takes; None: everything.
+        dtype: Only this one; likewise backward.
+        max_elements: Most batch * heads_q * seqlen_q * seqlen_k.
+        forms: Where compiling is dear. What a kernel is compiled for (head dims, dtype, kind of
+            mask, softcap, layouts) is then drawn from these seeds, case i from ``forms[i % n]``;
+            lengths, heads, batch, windows, scale and values stay free.
+
     Raises:
         InvalidInputError: The capabilities leave nothing to draw.
 
     >>> draw(0, 3) == draw(0, 5)[:3]
     True
+    >>> len({case.problem.head_dim for case in draw(0, 50, forms=[7])})
+    1
     """
     space = Space.of(capabilities, dtype=dtype, backward=backward, max_elements=max_elements)
     start = random.Random(f"start {seed}")  # noqa: S311
@@ -253,29 +266,39 @@ def draw(
             (second + index * 0.5698402909980532) % 1.0,
         )
         rng = random.Random(f"case {seed} {index}")  # noqa: S311
-        cases.append(sample(rng, space, spread=spread))
+        form = f"form {forms[index % len(forms)]}" if forms else None
+        cases.append(sample(rng, space, spread=spread, form=form))
     return cases
 
 
-def sample(rng: random.Random, space: Space, *, spread: tuple[float, float] | None = None) -> Case:
+def sample(
+    rng: random.Random,
+    space: Space,
+    *,
+    spread: tuple[float, float] | None = None,
+    form: str | None = None,
+) -> Case:
     """One case that the space's capabilities accept.
 
     Args:
         rng: Where all choices come from.
         space: The tables.
         spread: Numbers in [0, 1) that choose the class of shape and the q, k family instead.
+        form: Seed of the choices that a kernel is compiled for, instead of rng.
 
     Raises:
         InvalidInputError: `accepts` refused a thousand cases in a row.
     """
     reason = None
     for _ in range(1000):
-        case = _Draw(rng, space).case(spread or (rng.random(), rng.random()))
+        former = rng if form is None else random.Random(form)  # noqa: S311
+        case = _Draw(rng, former, space).case(spread or (rng.random(), rng.random()))
         c = space.capabilities
         reason = None if c is None else c.reason_against(case.problem)
         if reason is None:
             return case
         spread = None
+        form = form and f"{form}'"
     msg = f"capabilities: refused 1000 cases of the default distribution, the last for {reason!r}"
     raise InvalidInputError(msg)
 
@@ -283,8 +306,9 @@ def sample(rng: random.Random, space: Space, *, spread: tuple[float, float] | No
 class _Draw:
     """One case being drawn."""
 
-    def __init__(self, rng: random.Random, space: Space) -> None:
+    def __init__(self, rng: random.Random, form: random.Random, space: Space) -> None:
         self._rng = rng
+        self._form = form  # of the choices that a kernel is compiled for; often the same as rng
         self._space = space
 
     def case(self, spread: tuple[float, float]) -> Case:
@@ -295,9 +319,9 @@ class _Draw:
         batch, heads_q, heads_kv = self._heads(
             seqlen_q * seqlen_k, head_dim + head_dim_v, most=shape[5]
         )
-        dtype = self._pick(space.dtypes)
+        dtype = _at(space.dtypes, self._form.random())
         backward = self._chance(space.backward)
-        softcap = self._pick(SOFTCAPS)
+        softcap = _at(SOFTCAPS, self._form.random())
         problem = Problem(
             batch=batch,
             heads_q=heads_q,
@@ -307,7 +331,9 @@ class _Draw:
             head_dim=head_dim,
             head_dim_v=head_dim_v,
             dtype=dtype,
-            dot_precision=self._pick(space.dot_precisions) if dtype == "float32" else "ieee",
+            dot_precision=_at(space.dot_precisions, self._form.random())
+            if dtype == "float32"
+            else "ieee",
             mask=self._mask(seqlen_q, seqlen_k),
             softmax_scale=self._pick(SCALES),
             softcap=softcap if c is None or c.softcap else 0.0,
@@ -346,13 +372,13 @@ class _Draw:
         head_dim = self._head_dim(space.head_dims)
         if not space.head_dims_v:
             return head_dim, head_dim
-        same = self._pick(HEAD_DIM_V) == "same" and head_dim in space.head_dims_v
+        same = _at(HEAD_DIM_V, self._form.random()) == "same" and head_dim in space.head_dims_v
         return head_dim, head_dim if same else self._head_dim(space.head_dims_v)
 
     def _head_dim(self, allowed: Sequence[int]) -> int:
-        any_of = allowed[self._between(0, len(allowed) - 1)]
+        any_of = allowed[int(self._form.random() * len(allowed))]
         fits = tuple(entry for entry in HEAD_DIMS if entry[0] in allowed or entry[0] == 0)
-        return self._pick(fits) or any_of
+        return _at(fits, self._form.random()) or any_of
 
     def _length(self, least: int, most: int) -> int:
         """A length of one of the kinds in [least, most], as near as the kind allows."""
@@ -411,7 +437,7 @@ class _Draw:
         return self._pick(fits) if fits else (1, 1, 1)
 
     def _mask(self, seqlen_q: int, seqlen_k: int) -> Mask:
-        causal, left, right, alignment = self._pick(self._space.masks)
+        causal, left, right, alignment = _at(self._space.masks, self._form.random())
         sides = [self._window(max(seqlen_q, seqlen_k)) if side else None for side in (left, right)]
         return Mask(causal=causal, window_left=sides[0], window_right=sides[1], alignment=alignment)
 
@@ -422,15 +448,15 @@ class _Draw:
     def _layouts(self, problem: Problem, *, backward: bool) -> dict[str, Any]:
         c = self._space.capabilities
         table = LAYOUTS if c is None or c.layouts else DENSE_LAYOUTS
-        kinds = {name: self._pick(table) for name in ("q", "k", "v", "do")}
-        if kinds["k"] == kinds["v"] and self._chance(DIFFERENT_LAYOUTS):
-            kinds["v"] = self._pick(table)
+        kinds = {name: _at(table, self._form.random()) for name in ("q", "k", "v", "do")}
+        if kinds["k"] == kinds["v"] and self._form.random() < DIFFERENT_LAYOUTS:
+            kinds["v"] = _at(table, self._form.random())
         if not backward:
             kinds["do"] = "bhsd"
         return {f"layout_{name}": self._layout(kind, name, problem) for name, kind in kinds.items()}
 
     def _layout(self, kind: str, name: str, p: Problem) -> Layout:
-        some = (1, 3, 8, 16)[self._between(0, 3)]
+        some = (1, 3, 8, 16)[int(self._form.random() * 4)]
         if kind == "packed":
             # A slice of one (batch, seqlen, heads of q + k + v, head_dim) buffer.
             head_dim = p.head_dim if name in ("q", "k") else p.head_dim_v

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,6 +68,8 @@ class CudaBackend:
         if not torch.cuda.is_available():
             msg = "backend='cuda': torch sees no CUDA device; use --backend cpu"
             raise InvalidInputError(msg)
+        # Autograd's thread has no context before its first cuBLAS call; torch then sets it.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
 
     def run(
         self, kernel: Kernel, problem: Problem, inputs: Inputs, setup: Setup, *, backward: bool

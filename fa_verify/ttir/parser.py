@@ -8,6 +8,7 @@ means is not known here.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fa_verify.ttir.errors import Unsupported
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _TOKEN = re.compile(
     r"""(?:\s|//[^\n]*)+
+  | loc\((?P<loc>\#loc\d*|unknown)\)
+  | (?P<open>loc\()
   | (?P<str>"(?:[^"\\]|\\.)*")
   | (?P<raw>(?:dense|array|dense_resource)<[^>]*>)
   | (?P<type>(?:tensor|!tt\.\w+|!ttg\.\w+|vector)<(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>
@@ -52,6 +55,7 @@ class Locations:
         self._table = dict(_LOC_DEF.findall(text))
         self._library = library
         self._memo: dict[str, Location] = {}
+        self._chains: dict[str, list[Location]] = {}
 
     def resolve(self, raw: str) -> Location:
         """Return the location that `raw`, the text inside loc(...), stands for."""
@@ -68,7 +72,11 @@ class Locations:
         if depth > 200:
             return []
         if raw.startswith("#"):
-            return self._chain(self._table.get(raw, "unknown"), depth + 1)
+            chain = self._chains.get(raw)
+            if chain is None:
+                chain = self._chain(self._table.get(raw, "unknown"), depth + 1)
+                self._chains[raw] = chain
+            return chain
         if match := _FILE_LOC.match(raw):
             return [Location(match[1], int(match[2]))]
         if match := _NAME_LOC.match(raw):
@@ -85,6 +93,7 @@ class Locations:
         return []
 
 
+@lru_cache(maxsize=4096)
 def parse_type(text: str) -> Type:
     """Parse one type as MLIR writes it."""
     if text.startswith("tensor<"):
@@ -120,27 +129,25 @@ class _Parser:
 
     @staticmethod
     def _tokenise(text: str) -> list[tuple[str, str]]:
-        tokens: list[tuple[str, str]] = []
         start = text.index("module")
-        position, end = start, len(text)
-        match_token = _TOKEN.match
+        end = text.find("\n#loc", start)  # location definitions follow
+        end = len(text) if end < 0 else end
+        tokens: list[tuple[str, str]] = []
+        append, match_token, position = tokens.append, _TOKEN.match, start
         while position < end:
-            if text.startswith("#loc", position):  # trailing location definitions
-                line_end = text.find("\n", position)
-                position = end if line_end < 0 else line_end
-                continue
-            if text.startswith("loc(", position):
-                close = _balanced(text, position + 3)
-                tokens.append(("loc", text[position + 4 : close]))
-                position = close + 1
-                continue
-            match = match_token(text, position)
+            match = match_token(text, position, end)
             if match is None:
                 raise Unsupported(f"TTIR syntax {text[position : position + 40]!r}")
-            if match.lastgroup is not None:
-                tokens.append((match.lastgroup, match[0]))
-            position = match.end()
-        tokens.append(("end", ""))
+            kind, position = match.lastgroup, match.end()
+            if kind is None:
+                continue
+            if kind == "open":
+                close = _balanced(text, position - 1)
+                append(("loc", text[position:close]))
+                position = close + 1
+            else:
+                append((kind, match[kind]))
+        append(("end", ""))
         return tokens
 
     # -- token helpers

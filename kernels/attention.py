@@ -223,12 +223,9 @@ def _kernels_take(query, key, value):
 
 
 def _triton_runs(tensor):
-    """Whether Triton's active driver runs kernels where the tensor is."""
-    if tensor.is_cuda:
-        return True
+    """Whether Triton's active driver runs kernels where the tensor is: CUDA, or fa_verify's CPU."""
     try:
-        target = triton.runtime.driver.active.get_current_target()
+        device = triton.runtime.driver.active.get_active_torch_device()
     except RuntimeError:  # no driver at all
         return False
-    # A driver for CPU tensors, such as fa_verify's, is one that is neither of these.
-    return tensor.device.type == "cpu" and target.backend not in ("cuda", "hip")
+    return device.type == tensor.device.type

@@ -19,7 +19,7 @@ from .forward import forward_kernel
 
 __all__ = ["attention_forward", "flash"]
 
-_LARGEST_FLOAT32 = 3.4028234663852886e38
+_LARGEST_SCALE = 2.3e38  # float32 holds log2(e) times it
 _BYTES_A_VECTOR = 16
 _SMALLEST_DOT = 16  # tl.dot takes no smaller extent
 
@@ -44,9 +44,9 @@ def split_columns(head_dim):
     return block, tail, block + tail > head_dim
 
 
-def _float32(x):
-    """The nearest finite float32's range; an infinite factor would turn 0 into NaN."""
-    return min(max(x, -_LARGEST_FLOAT32), _LARGEST_FLOAT32)
+def _scale(x):
+    """Clamp a scale to where its float32 arithmetic is finite: inf times 0 is NaN."""
+    return min(max(x, -_LARGEST_SCALE), _LARGEST_SCALE)
 
 
 def _vector(problem, *tensors):  # noqa: ANN002
@@ -79,9 +79,9 @@ def _arguments(problem, *tensors):  # noqa: ANN002
         "head_dim_v": problem.head_dim_v,
         "band_lo": min(max(band_lo, -seqlen_q), seqlen_k),
         "band_hi": min(max(band_hi, -seqlen_q), seqlen_k),
-        "softmax_scale": _float32(problem.scale),
+        "softmax_scale": _scale(problem.scale),
         # Below 1e-30 every logit is 0 to float32; nor may scale / softcap overflow.
-        "softcap": max(_float32(problem.softcap), 1e-38 * abs(_float32(problem.scale)), 1e-30),
+        "softcap": max(_scale(problem.softcap), 1e-38 * abs(_scale(problem.scale)), 1e-30),
         "seqlen_bucket": triton.next_power_of_2(max(seqlen_q, seqlen_k, 1)),
         "BLOCK_D": block_d,
         "TAIL_D": tail_d,

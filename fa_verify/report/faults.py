@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from fa_verify.record import FailureRecord
 from fa_verify.report.result import Result, work
+from fa_verify.report.text import lines
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ class Note:
     cases: int
     case: str
     replay: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The reason line by line, cleaned; a traceback has its error first."""
+        found = lines(self.reason) or ["no reason given"]
+        return found if len(found) == 1 else [found[-1], *found]
 
 
 def find_faults(results: Sequence[Result], shrunk: Sequence[Result] = ()) -> tuple[Fault, ...]:
@@ -184,7 +191,7 @@ def _fault_order(fault: Fault) -> tuple[str, bool, int, int, str, str]:
 def _reason(reasons: Sequence[str]) -> str:
     unique = sorted(set(reasons), key=lambda text: (len(text), text))  # 33 before 128
     if len(unique) == 1:
-        return unique[0] or "no reason given"
+        return unique[0]
     name = unique[0].partition("=")[0]
     values = [text.partition("=")[2] for text in unique[:_VALUES_SHOWN]]
     more = f" and {len(unique) - _VALUES_SHOWN} more" if len(unique) > _VALUES_SHOWN else ""

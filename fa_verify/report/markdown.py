@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from fa_verify.report import text
 from fa_verify.report.headline import caveats, headline, remark, where, word
 from fa_verify.report.result import TENSORS
+from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,11 +82,13 @@ def _fault(fault: Fault) -> Iterator[str]:
 
 
 def _notes(summary: Summary) -> str:
-    found = [
-        f"- {note.verdict}, {escape(note.kernel)}: {escape(note.reason)} "
-        f"({text.plural(note.cases, 'case')})"
-        for note in summary.notes[:_SHOWN]
-    ]
+    found = []
+    for note in summary.notes[:_SHOWN]:
+        first, *rest = note.lines
+        cases = text.plural(note.cases, "case")
+        found.append(f"- {note.verdict}, {escape(note.kernel)}: {escape(first)} ({cases})")
+        if note.verdict is Verdict.ERROR:
+            found.append(fence([*rest, *([text.clean(note.replay)] if note.replay else [])]))
     if len(summary.notes) > _SHOWN:
         found.append(f"- and {text.plural(len(summary.notes) - _SHOWN, 'more reason')}")
     return "Not verified:\n\n" + "\n".join(found)

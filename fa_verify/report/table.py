@@ -64,7 +64,7 @@ def results_table(summary: Summary) -> Table:
         pad_edge=False,
         show_edge=False,
         title="Worst error, in units of its bound (above 1 fails)"
-        + ("; 2x: of flash-attn's rule" if with_rule else ""),
+        + ("; 2x: flash-attn's 2x rule" if with_rule else ""),
         title_justify="left",
         title_style="dim",
     )
@@ -132,13 +132,16 @@ def notes_block(summary: Summary) -> Iterator[Text]:
         line.append(f"{name:<12}")
         line.stylize(_STYLES[note.verdict])
         cases = text.plural(note.cases, "case")
-        line.append(f" {text.clean(note.kernel)}: {text.clean(note.reason)} ({cases})")
+        first, *rest = note.lines
+        line.append(f" {text.clean(note.kernel)}: {first} ({cases})")
         yield line
+        for other in rest:
+            yield Text(f"    {other}", style="dim")
         if note.verdict is Verdict.ERROR and note.replay:
             yield Text(f"    {text.clean(note.replay)}", style="cyan")
     if len(summary.notes) > _SHOWN:
-        rest = text.plural(len(summary.notes) - _SHOWN, "more reason")
-        yield Text(f"and {rest}: see the report", style="dim")
+        more = text.plural(len(summary.notes) - _SHOWN, "more reason")
+        yield Text(f"and {more}: see the report", style="dim")
     if summary.notes:
         yield Text()
 
@@ -152,7 +155,8 @@ def verdict_lines(summary: Summary) -> Sequence[Text]:
     if facts.seconds is not None and facts.rate is not None:
         parts.append(f"{text.duration(facts.seconds)}, {facts.rate:.1f} cases/s")
     parts += [f"{stage} {text.duration(seconds)}" for stage, seconds in facts.stages]
-    found.append(Text(text.clean(" | ".join(parts)), style="dim"))
+    if parts:
+        found.append(Text(text.clean(" | ".join(parts)), style="dim"))
     verdict = word(summary)
     line = Text(f"{verdict}", style=_WORD_STYLES.get(verdict, "bold yellow"))
     line.append(f"  {text.clean(headline(summary))}", style="default not bold")

@@ -177,3 +177,12 @@ def test_extreme_ratios_can_be_drawn(line, ratio):
     parsed(html.render(summary))
     assert terminal(summary)
     assert "nan" not in html.render(summary)
+
+
+def test_a_traceback_starts_with_its_error_and_keeps_its_lines(line, snapshot):
+    trace = "Traceback (most recent call last):\n  File 'a.py', line 1\nZeroDivisionError: by zero"
+    summary = summarise([line(CASE, verdict="error", reason=trace)])
+    assert "ERROR        flash: ZeroDivisionError: by zero (1 case)" in terminal(summary)
+    snapshot("terminal-error.txt", terminal(summary))
+    snapshot("error.md", markdown.render(summary))
+    parsed(html.render(summary))

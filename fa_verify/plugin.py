@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from fa_verify.kernel import Kernel
     from fa_verify.record import Writer
     from fa_verify.suite.shard import Shard
 
@@ -103,22 +104,28 @@ class _Run:
         self._writer: Writer | None = None
         self._begin = time.monotonic()
         self._backend_name = ""
+        self._kernels: list[Kernel] = []
 
     def pytest_report_header(self) -> str:
         """The seed, so that the run can be repeated."""
         return f"fa_verify: --fa-seed={self.seed}, records in {self.folder}"
 
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Kernel x dtype x pass x shard."""
-        if "fa_verify_shard" not in metafunc.fixturenames:
-            return
+    def pytest_sessionstart(self) -> None:
+        """Load the kernels; a bad target ends the run as misuse."""
         from fa_verify.errors import InvalidInputError, KernelLoadError  # noqa: PLC0415
         from fa_verify.loader import load  # noqa: PLC0415 - only with --kernel
 
         try:
-            kernels = [k for target in self.config.getoption("--kernel") for k in load(target)]
+            targets = self.config.getoption("--kernel")
+            self._kernels = [kernel for target in targets for kernel in load(target)]
         except (InvalidInputError, KernelLoadError) as error:
             raise pytest.UsageError(str(error)) from error
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Kernel x dtype x pass x shard."""
+        if "fa_verify_shard" not in metafunc.fixturenames:
+            return
+        kernels = self._kernels
         parameters = [
             (kernel, dtype, backward, shard)
             for kernel in kernels

@@ -250,9 +250,21 @@ class _Search:
         """Lower the dimensions, those first that save most time."""
         self._lower("batch", "group", "heads_kv")
         self._lower("both")
+        self._slide()
         self._lower("head_dim", "head_dim_v")
         for name in (*_HEADS, *_LENGTHS):
             self._lower(name)
+
+    def _slide(self) -> None:
+        """Shorten both lengths by the same amount: what fails may lie in their difference."""
+        p = self.best.problem
+        shorter = min(p.seqlen_q, p.seqlen_k)
+        for length in _ladder(shorter):
+            cut = shorter - length
+            lengths = {"seqlen_q": p.seqlen_q - cut, "seqlen_k": p.seqlen_k - cut}
+            problem = dataclasses.replace(p, **lengths)
+            if self._try(dataclasses.replace(self.best, problem=problem)):
+                return
 
     def _lower(self, *names: str) -> None:
         """The lowest common cap of some dimensions under which the case still fails."""

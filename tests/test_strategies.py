@@ -357,3 +357,13 @@ def test_strategies_load_neither_torch_nor_triton():
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)  # noqa: S603
     assert done.returncode == 0
+
+
+def test_shrink_keeps_the_difference_of_the_lengths_that_a_failure_needs():
+    case = Case.parse("pass=fwd s=284x268 d=80 dtype=float16 mask=causal seed=1")
+
+    def fails(case):
+        return case.problem.mask.causal and case.problem.seqlen_q - case.problem.seqlen_k >= 16
+
+    small = shrink(case, fails).problem
+    assert (small.seqlen_q, small.seqlen_k, small.head_dim) == (17, 1, 1)

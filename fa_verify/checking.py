@@ -80,14 +80,12 @@ def check(
     try:
         with show.progress:
             campaign.run(kernels, plan, show)
+        summary = summarise(show.lines)
+        code = exit_code(summary, strict=strict)
+        seconds = time.monotonic() - begin
+        show.write(End(seconds=seconds, cases=summary.cases, exit_code=code))
     finally:
         writer.close()
-    summary = summarise(show.lines)
-    code = exit_code(summary, strict=strict)
-    show.lines.append(End(seconds=time.monotonic() - begin, cases=summary.cases, exit_code=code))
-    writer = Writer(writer.path)
-    writer.write(show.lines[-1])
-    writer.close()
     summary = summarise(show.lines)
     table.show(console, summary)
     for path in (writer.path, *files.write(summary, folder)):
@@ -169,7 +167,7 @@ def replay(target: str, case: str, setup: str, *, source: str, timeout: float) -
     worker.start(timeout, _memory(1), cap=False)
     record = worker.run(target, str(parsed), str(how), independent=False, explain=True)
     lines: list[Line] = [start_line([target], parsed.seed, how.backend), record]
-    lines.append(End(seconds=record.seconds["total"], cases=1, exit_code=0))
+    lines.append(End(seconds=sum(record.seconds.values()), cases=1, exit_code=0))
     summary = summarise(lines)
     table.show(console, summary)
     return exit_code(summary)

@@ -99,7 +99,7 @@ class _Run:
                 msg = f"--fa-seed={seed}: a whole number, or 'random'"
                 raise pytest.UsageError(msg)
             self.seed = int.from_bytes(os.urandom(4)) if seed == "random" else int(seed)
-            self.stamp = f"pytest-{os.getpid()}"
+            self.stamp = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}"
         self.worker = (workerinput or {}).get("workerid", "main")
         self._writer: Writer | None = None
         self._begin = time.monotonic()

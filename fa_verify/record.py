@@ -88,7 +88,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag="case"):
         tensors: Statistics of o, lse, dq, dk, dv as far as computed.
         failures: What is wrong, empty unless verdict is "fail".
         replay: The command that reproduces it.
-        seconds: Seconds by stage: kernel, judge, checks.
+        seconds: Seconds by stage: kernel (its first execution), checks (all the rest).
         configs: How many configurations the kernel offers.
     """
 

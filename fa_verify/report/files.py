@@ -20,19 +20,28 @@ __all__ = ["compare", "summary_of", "write"]
 
 
 def summary_of(paths: Sequence[Path]) -> Summary:
-    """The summary of records: .jsonl files, or folders whose .jsonl files are merged.
+    """The summary of records: .jsonl files, or folders, of which the newest run is taken.
+
+    A run's files are called ``TIME-PROCESS[-WORKER].jsonl``; those of one run are merged.
 
     Raises:
         InvalidInputError: There is no such file, or it is no record.
     """
     found: list[Path] = []
     for path in paths:
-        inside = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        inside = _newest(path) if path.is_dir() else [path]
         if not inside:
             msg = f"record={str(path)!r}: the folder holds no .jsonl file; give a run's record"
             raise InvalidInputError(msg)
         found += inside
     return summarise(line for path in found for line in read(path))
+
+
+def _newest(folder: Path) -> list[Path]:
+    """The files of the newest run in a folder."""
+    files = sorted(folder.glob("*.jsonl"))
+    run = files[-1].stem.split("-")[:2] if files else []
+    return [path for path in files if path.stem.split("-")[:2] == run]
 
 
 def write(summary: Summary, folder: Path) -> tuple[Path, Path]:

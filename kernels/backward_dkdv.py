@@ -20,6 +20,7 @@ from .tiles import (
     zero_rows,
 )
 
+_POINTERS = ("q", "k", "v", "do", "lse", "delta", "dk", "dv", "dq_sum")
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
@@ -30,7 +31,7 @@ _RUNTIME = (
 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=_RUNTIME)
+@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=_POINTERS)
 def dkdv_kernel(
     q, k, v, do, lse, delta, dk, dv, dq_sum,
     stride_qb, stride_qh, stride_qm, stride_qd,

@@ -9,6 +9,7 @@ import triton.language as tl
 from .scores import is_visible, key_range, load_lse_log2, probabilities
 from .tiles import add_product, dot_rows, head_start, load_rows, store_rows, zero_rows
 
+_POINTERS = ("q", "k", "v", "do", "lse", "delta", "dq")
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
@@ -24,7 +25,8 @@ _RUNTIME = (
         "stride_ob", "stride_oh", "stride_om", "stride_od",
         "stride_dob", "stride_doh", "stride_dom", "stride_dod",
         "heads_q", "seqlen_q", "head_dim_v",
-    )
+    ),
+    do_not_specialize_on_alignment=("o", "do", "delta"),
 )  # fmt: skip
 def delta_kernel(
     o, do, delta,
@@ -59,7 +61,7 @@ def delta_kernel(
     tl.store(delta_head + queries, total, mask=queries < seqlen_q)
 
 
-@triton.jit(do_not_specialize=_RUNTIME)
+@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=_POINTERS)
 def dq_kernel(
     q, k, v, do, lse, delta, dq,
     stride_qb, stride_qh, stride_qm, stride_qd,

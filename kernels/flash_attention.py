@@ -52,12 +52,14 @@ def _scale(x):
 def _vector(problem, *tensors):  # noqa: ANN002
     """Elements in 16 bytes if all tensors can be read 16 bytes at a time, else 1 (see tiles.py)."""
     elements = _BYTES_A_VECTOR // tensors[0].element_size()
+    fits = problem.head_dim % elements == 0 and problem.head_dim_v % elements == 0
     aligned = all(
-        t.stride(3) == 1 and not any(stride % elements for stride in t.stride()[:3])
+        t.stride(3) == 1
+        and not any(stride % elements for stride in t.stride()[:3])
+        and t.data_ptr() % _BYTES_A_VECTOR == 0
         for t in tensors
     )
-    fits = problem.head_dim % elements == 0 and problem.head_dim_v % elements == 0
-    return elements if aligned and fits else 1
+    return elements if fits and aligned else 1
 
 
 def _arguments(problem, *tensors):  # noqa: ANN002
@@ -68,6 +70,7 @@ def _arguments(problem, *tensors):  # noqa: ANN002
     band_lo = -seqlen_q if mask.window_left is None else shift - mask.window_left
     right = 0 if mask.causal else mask.window_right
     band_hi = seqlen_k if right is None else shift + right
+    has_lo = band_lo > 1 - seqlen_q
     block_d, tail_d, padded_d = split_columns(problem.head_dim)
     block_dv, tail_dv, padded_dv = split_columns(problem.head_dim_v)
     return {
@@ -89,8 +92,8 @@ def _arguments(problem, *tensors):  # noqa: ANN002
         "BLOCK_DV": block_dv,
         "TAIL_DV": tail_dv,
         "PADDED_DV": padded_dv,
-        "HAS_LO": band_lo > 1 - seqlen_q,
-        "HAS_HI": band_hi < seqlen_k - 1,
+        "HAS_LO": has_lo,
+        "HAS_HI": has_lo or band_hi < seqlen_k - 1,  # a variant less to compile
         "SOFTCAP": problem.softcap > 0,
         "DOT_PRECISION": problem.dot_precision if problem.dtype == "float32" else "tf32",
         "VECTOR": _vector(problem, *tensors),
@@ -112,7 +115,7 @@ def attention_forward(problem, q, k, v):
     o = torch.empty(problem.shape_o, dtype=q.dtype, device=q.device)
     lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
     if o.numel():
-        arguments = _arguments(problem, q, k, v)
+        arguments = _arguments(problem, q, k, v, o)
         kernel = _forward_tuned(arguments, q.element_size())
         kernel[_query_blocks(problem)](
             q, k, v, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride()[:3], **arguments
@@ -131,8 +134,8 @@ def attention_backward(problem, q, k, v, outputs, do):
         outputs: What `attention_forward` returned; o and lse are read.
         do: (batch, heads_q, seqlen_q, head_dim_v), any strides, the dtype of o.
     """
-    arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do)
     dq = torch.empty(problem.shape_q, dtype=q.dtype, device=q.device)
+    arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do, dq)
     strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
     if dk.numel():
         kernel = _dkdv_tuned(arguments, q.element_size())
@@ -151,8 +154,8 @@ def attention_backward_atomic(problem, q, k, v, outputs, do):
 
     Arguments as those of `attention_backward`.
     """
-    arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do)
     dq_sum = torch.zeros(problem.shape_q, dtype=torch.float32, device=q.device)
+    arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do, dq_sum)
     if dk.numel():
         kernel = _dkdv_atomic_tuned(arguments, q.element_size())
         kernel[_key_blocks(problem)](
@@ -164,12 +167,12 @@ def attention_backward_atomic(problem, q, k, v, outputs, do):
     return Grads(dq, dk, dv)
 
 
-def _backward_start(problem, q, k, v, outputs, do):
+def _backward_start(problem, q, k, v, outputs, do, dq):
     """What both backward passes need: shared arguments, delta, and empty dk and dv."""
-    arguments = _arguments(problem, q, k, v, do)
     delta = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
     dk = torch.empty(problem.shape_k, dtype=k.dtype, device=k.device)
     dv = torch.empty(problem.shape_v, dtype=v.dtype, device=v.device)
+    arguments = _arguments(problem, q, k, v, do, dq, dk, dv)
     if delta.numel():
         delta_kernel[_query_blocks(problem)](
             outputs.o, do, delta, *outputs.o.stride(), *do.stride(),

@@ -8,6 +8,7 @@ from .tiles import add_product, dot_rows, head_start, load_rows, store_rows, zer
 
 # Compiling again for every length and stride that happens to be 1 or a multiple of 16 buys nothing
 # here: VECTOR already tells what matters.
+_POINTERS = ("q", "k", "v", "o", "lse")
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
@@ -18,7 +19,7 @@ _RUNTIME = (
 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=_RUNTIME)
+@triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=_POINTERS)
 def forward_kernel(
     q, k, v, o, lse,
     stride_qb, stride_qh, stride_qm, stride_qd,

@@ -4,9 +4,9 @@ A head_dim that is no power of two is split: a *tile* of BLOCK_D columns and a *
 (80 = 64 + 16, 96 = 64 + 32), so that 80 costs 80 columns, not 128. TAIL_D = 0 means no tail; the
 tail that the functions then hand around is a dummy, which the compiler drops.
 
-VECTOR says how strides may be read. 1: any strides. More: head_dim is contiguous and every other
-stride, and head_dim itself, is a multiple of VECTOR elements (16 bytes), which makes loads wide.
-Strides are in elements. Whatever depends on a stride is computed in 64 bits.
+VECTOR says how memory may be read. 1: any strides. More: head_dim is contiguous, and every other
+stride, head_dim itself and the addresses are multiples of VECTOR elements (16 bytes), which makes
+loads wide. Strides are in elements. Whatever depends on a stride is computed in 64 bits.
 """
 
 import triton
@@ -30,6 +30,8 @@ def row_pointers(
     """Pointers to ROWS x COLUMNS elements of a head, from (first_row, first_column) on."""
     stride_row = stride_row // VECTOR * VECTOR
     start = head + tl.cast(first_row, tl.int64) * stride_row
+    if VECTOR > 1:
+        start = tl.multiple_of(start, 16)
     rows = tl.arange(0, ROWS).to(tl.int64)[:, None] * stride_row
     columns = (first_column + tl.arange(0, COLUMNS))[None, :]
     if VECTOR == 1:

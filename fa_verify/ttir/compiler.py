@@ -16,7 +16,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
 
-_VERSION = "1"  # of the TTIR we ask for: part of the key of Triton's disk cache
+_VERSION = "2"  # of the TTIR we ask for: part of the key of Triton's disk cache
 CAPABILITY = 90
 _ENTRY = re.compile(r"tt\.func public @([\w$.]+|\"[^\"]*\")")
 
@@ -27,7 +27,7 @@ class Compiler(CUDABackend):  # type: ignore[misc]
     def __init__(self, target: GPUTarget) -> None:
         """Take over a target."""
         super().__init__(target)
-        self.binary_ext = "ttir"
+        self.binary_ext = "tile"
 
     @staticmethod
     def supports_target(target: GPUTarget) -> bool:
@@ -46,7 +46,7 @@ class Compiler(CUDABackend):  # type: ignore[misc]
         return super().parse_options(opts)
 
     def add_stages(self, stages: dict[str, Any], options: Any, language: Any) -> None:  # noqa: ANN401
-        """One stage."""
+        """Passes, and the text as bytes."""
         del language
 
         def make_ttir(module: Any, metadata: dict[str, Any]) -> str:  # noqa: ANN401
@@ -58,3 +58,5 @@ class Compiler(CUDABackend):  # type: ignore[misc]
             return text
 
         stages["ttir"] = make_ttir
+        # Triton wants the last stage's result as bytes; asm["ttir"] stays text, as everywhere.
+        stages["tile"] = lambda text, _: text.encode()

@@ -345,7 +345,7 @@ class _Parser:
             return []
         if count == 1 and types:
             return [types[-1]]
-        if op.name == "tt.split":
+        if op.name in ("tt.split", "tt.elementwise_inline_asm") and types:
             return [types[-1]] * count
         message = f"cannot tell the result types of {op.name}"
         raise Unsupported(message, op=op.name, file=op.location.file, line=op.location.line)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fa_verify.ttir import control, ops_arith, ops_dot, ops_math, ops_memory, ops_reduce, ops_tile
 from fa_verify.ttir.access import Accesses
@@ -27,8 +28,6 @@ from fa_verify.ttir.values import Descriptor, Pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import torch
 
     from fa_verify.ttir.floats import Array
     from fa_verify.ttir.ir import Function, Op, Type
@@ -141,12 +140,12 @@ class Program:
     ) -> Any:  # noqa: ANN401
         if type_.scalar == "ptr":
             assert type_.pointee is not None
-            argument = Argument(name, value, type_.pointee.scalar, memory)
+            argument = Argument(name, _tensor(value), type_.pointee.scalar, memory)
             arguments.append(argument)
             return Pointer((argument,), (np.zeros(1, np.int64),))
         if type_.scalar == "desc":
             assert type_.pointee is not None
-            argument = Argument(name, value.base, type_.pointee.scalar, memory)
+            argument = Argument(name, _tensor(value.base), type_.pointee.scalar, memory)
             arguments.append(argument)
             return Descriptor(
                 Pointer((argument,), (np.zeros(1, np.int64),)),
@@ -203,7 +202,14 @@ class Program:
         return [wave for row in rows for wave in np.array_split(row, pieces)]
 
 
-_ = (Unsupported,)
+def _tensor(value: Any) -> torch.Tensor:
+    """The tensor itself, or the one that triton.reinterpret wraps."""
+    while not isinstance(value, torch.Tensor):
+        inner = getattr(value, "base", None)
+        if inner is None:
+            raise Unsupported(f"a pointer argument that is a {type(value).__name__}, not a tensor")
+        value = inner
+    return value
 
 
 @lru_cache(maxsize=1024)

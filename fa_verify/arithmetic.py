@@ -1,4 +1,4 @@
-"""`Arithmetic`: the rounding points that a kernel declares. What it does not declare takes the default.
+"""`Arithmetic`: the rounding points that a kernel declares; the rest takes the default.
 
 The default is the published table of docs/bounds.md: P and dS in the input dtype, float32
 accumulation, the hardware's exp2, round to nearest even. Looser arithmetic must be declared.
@@ -32,7 +32,7 @@ class Arithmetic:
         dot_ulps: Error of a dot per product, in units of 2^-24 of the sum of |products|: 1 covers
             FFMA and the matrix units of Hopper and Blackwell, 1.4 Ampere's, 3 Volta's.
         tanh_ulps: Absolute error of softcap's tanh in units of 2^-24; 20 covers the usual forms
-            2 * sigmoid(2x) - 1 and 1 - 2 / (exp(2x) + 1). PTX's tanh.approx needs 8192.
+            2 * sigmoid(2x) - 1 and 1 - 2 / (exp(2x) + 1). PTX's tanh.approx needs 8400.
     """
 
     p_dtype: Format = "input"

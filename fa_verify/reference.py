@@ -1,4 +1,4 @@
-"""The exact answer in float64: o, lse and the gradients, as the formulas are, one tile of rows at a time.
+"""The exact answer in float64: o, lse and the gradients, as the formulas are, tile by tile.
 
 This module knows masks and problems, and nothing about any kernel's arithmetic. A tile holds all
 the keys that its rows may see, so memory is O(tile + N) and no online softmax is needed.
@@ -18,9 +18,18 @@ if TYPE_CHECKING:
 
     from fa_verify.problem import Problem
 
-__all__ = ["ForwardReference", "GradReference", "Tile", "backward", "by_kv_head", "forward", "tiles"]
+__all__ = [
+    "ForwardReference",
+    "GradReference",
+    "Tile",
+    "backward",
+    "by_kv_head",
+    "forward",
+    "grouped",
+    "tiles",
+]
 
-# Logits per tile: on a CPU about the size of the last-level cache, on CUDA enough to fill the device.
+# Logits per tile: on a CPU what its caches hold, on CUDA enough to fill the device.
 _TILE = {"cpu": 1 << 18, "cuda": 1 << 24}
 _LEAST_ROWS = 64
 
@@ -49,7 +58,7 @@ class GradReference:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tile:
-    """A block of the logits: some key/value heads, some queries of their group, and the keys in sight.
+    """A block of the logits: some key/value heads, queries of their group, and the keys in sight.
 
     Attributes:
         heads: Which of the batch x heads_kv key/value heads.
@@ -75,9 +84,15 @@ def by_kv_head(problem: Problem, x: Tensor, dtype: torch.dtype = torch.float64) 
     return x.to(dtype).reshape(heads, x.shape[1] // problem.heads_kv, *x.shape[2:])
 
 
+def grouped(problem: Problem, x: Tensor) -> Tensor:
+    """(heads, group * rows, ...) as (heads, group, rows, ...)."""
+    return x.reshape(x.shape[0], problem.group, -1, *x.shape[2:])
+
+
 def tiles(problem: Problem, device: torch.device) -> Iterator[Tile]:
     """Cut the logits into tiles; those that the mask hides wholly are left out."""
-    seqlen_q, seqlen_k, heads = problem.seqlen_q, problem.seqlen_k, problem.batch * problem.heads_kv
+    seqlen_q, seqlen_k = problem.seqlen_q, problem.seqlen_k
+    heads = problem.batch * problem.heads_kv
     if 0 in (seqlen_q, seqlen_k):
         return
     size = _TILE.get(device.type, _TILE["cuda"])
@@ -109,7 +124,7 @@ def _logits(problem: Problem, q: Tensor, k: Tensor, tile: Tile) -> tuple[Tensor,
         slope = 1.0 - t * t
         s = t.mul_(problem.softcap)
     if tile.hidden is not None:
-        s.unflatten(1, (problem.group, -1)).masked_fill_(tile.hidden, -torch.inf)
+        s.masked_fill_(tile.hidden.repeat(problem.group, 1), -torch.inf)
     return s, slope
 
 
@@ -139,9 +154,8 @@ def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> ForwardReferen
         kt, vt = k4[tile.heads, 0, tile.keys], v4[tile.heads, 0, tile.keys]
         s, _ = _logits(problem, q4[tile.heads, :, tile.rows].flatten(1, 2), kt, tile)
         p, row_lse = _softmax(s)
-        shape = (problem.group, -1)
-        o[tile.heads, :, tile.rows] = torch.bmm(p, vt).unflatten(1, shape)
-        lse[tile.heads, :, tile.rows] = row_lse.unflatten(1, shape)
+        o[tile.heads, :, tile.rows] = grouped(problem, torch.bmm(p, vt))
+        lse[tile.heads, :, tile.rows] = grouped(problem, row_lse)
     return ForwardReference(o.reshape(problem.shape_o), lse.reshape(problem.shape_lse))
 
 
@@ -172,7 +186,7 @@ def backward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> G
         if slope is not None:
             ds.mul_(slope)
         ds.mul_(problem.scale)
-        dq[heads, :, rows] = torch.bmm(ds, kt).unflatten(1, (problem.group, -1))
+        dq[heads, :, rows] = grouped(problem, torch.bmm(ds, kt))
         dk[heads, 0, keys] += torch.bmm(ds.mT, qt)
     return GradReference(
         dq.reshape(problem.shape_q), dk.reshape(problem.shape_k), dv.reshape(problem.shape_v)

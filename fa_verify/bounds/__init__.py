@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fa_verify.bounds.backward import backward_det
 from fa_verify.bounds.backward import reach as backward_reach
@@ -10,14 +10,15 @@ from fa_verify.bounds.bounded import Bounded, rounded
 from fa_verify.bounds.forward import Forward, forward_det
 from fa_verify.bounds.forward import reach as forward_reach
 from fa_verify.bounds.inputs import Inputs, inputs, operand_models
-from fa_verify.bounds.model import Model
-from fa_verify.bounds.probabilistic import Refiner
-from fa_verify.bounds.rows import row_statistics
+from fa_verify.bounds.looks import Source, refiner_of_gradient, refiner_of_o
+from fa_verify.bounds.rows import Seen, row_statistics
+from fa_verify.reference import by_kv_head
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fa_verify.arithmetic import Arithmetic
+    from fa_verify.bounds.model import Model
     from fa_verify.problem import Problem
 
 __all__ = ["Bounded", "bound_backward", "bound_forward"]
@@ -40,17 +41,27 @@ def bound_forward(
         o and lse.
     """
     model, given, exact = _forward(problem, arithmetic, q, k, v)
-    o = rounded("o", exact.o, exact.o_bound, model.out, problem.shape_o)
-    refiner = Refiner(model, given, None, forward_reach(model, given), "o", exact.o_bound, d)
+    refiner = None
+    if problem.dot_precision != "tf32":
+        source = Source(model, given, forward_reach(model, given), exact.o_bound)
+        refiner = refiner_of_o(source, d)
     lse = Bounded(
         name="lse",
         reference=exact.lse.reshape(problem.shape_lse),
         det=exact.lse_bound.reshape(problem.shape_lse),
     )
-    return refiner.bounded(o), lse
+    o = rounded(
+        name="o",
+        reference=exact.o,
+        bound=exact.o_bound,
+        out=model.out,
+        shape=problem.shape_o,
+        refiner=refiner,
+    )
+    return o, lse
 
 
-def bound_backward(  # noqa: PLR0913 -- the operands of attention
+def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usual order
     problem: Problem,
     arithmetic: Arithmetic,
     q: Tensor,
@@ -81,10 +92,13 @@ def bound_backward(  # noqa: PLR0913 -- the operands of attention
     Returns:
         dq, dk and dv.
     """
-    exact = None
-    if o is None or lse is None:
+    seen_o = None if o is None else Seen(by_kv_head(problem, o), None)
+    seen_lse = None if lse is None else Seen(by_kv_head(problem, lse), None)
+    if seen_o is None or seen_lse is None:
         _, _, exact = _forward(problem, arithmetic, q, k, v)
-    rows = row_statistics(problem, arithmetic, do, exact, o=o, lse=lse)
+        seen_o = seen_o or Seen(exact.o, exact.o_bound)
+        seen_lse = seen_lse or Seen(exact.lse, exact.lse_bound)
+    rows = row_statistics(problem, arithmetic, do, seen_o, seen_lse)
     variants = list(operand_models(problem, arithmetic, q, k, v, do))
     model, operands = variants[0]
     given = inputs(problem, *operands)
@@ -93,16 +107,24 @@ def bound_backward(  # noqa: PLR0913 -- the operands of attention
         union = union.joined(backward_det(other, inputs(problem, *operands), rows))
     top = backward_reach(model, given, rows)
 
-    def bounded(name: str, exact: Tensor, bound: Tensor, shape: tuple[int, ...]) -> Bounded:
-        plain = rounded(name, exact, bound, model.out, shape)
-        if len(variants) > 1:
-            return plain
-        return Refiner(model, given, rows, top, name, bound, d).bounded(plain)
+    def bounded(name: Literal["dq", "dk", "dv"], shape: tuple[int, ...]) -> Bounded:
+        bound = getattr(union, f"{name}_bound")
+        refiner = None
+        if len(variants) == 1:
+            refiner = refiner_of_gradient(Source(model, given, top, bound), rows, name, d)
+        return rounded(
+            name=name,
+            reference=getattr(union, name),
+            bound=bound,
+            out=model.out,
+            shape=shape,
+            refiner=refiner,
+        )
 
     return (
-        bounded("dq", union.dq, union.dq_bound, problem.shape_q),
-        bounded("dk", union.dk, union.dk_bound, problem.shape_k),
-        bounded("dv", union.dv, union.dv_bound, problem.shape_v),
+        bounded("dq", problem.shape_q),
+        bounded("dk", problem.shape_k),
+        bounded("dv", problem.shape_v),
     )
 
 

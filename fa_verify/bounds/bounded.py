@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from fa_verify.bounds.formats import Format
+    from fa_verify.bounds.probabilistic import Refiner
 
 __all__ = ["Bounded", "rounded"]
 
@@ -28,14 +27,14 @@ class Bounded:
             nothing, which makes the element inconclusive.
         overflow_ok: bool: an infinity (or the format's largest number) of the reference's sign is
             right here; None: nowhere.
-        refine: See `prob`; None: the probabilistic bound is the deterministic one.
+        refiner: See `prob`; None: the probabilistic bound is the deterministic one.
     """
 
     name: str
     reference: Tensor
     det: Tensor
     overflow_ok: Tensor | None = None
-    refine: Callable[[Tensor, Tensor], Tensor] | None = dataclasses.field(default=None, repr=False)
+    refiner: Refiner | None = dataclasses.field(default=None, repr=False)
 
     def prob(self, observed: Tensor) -> Tensor:
         """Bound that holds with probability 1 - d for the whole tensor: min(det, probabilistic).
@@ -50,18 +49,19 @@ class Bounded:
         Returns:
             float64, shaped as reference.
         """
-        if self.refine is None:
+        if self.refiner is None:
             return self.det
-        return self.refine(observed, (observed.double() - self.reference).abs())
+        return self.refiner.refined(self.det, (observed.double() - self.reference).abs())
 
 
 def rounded(
+    *,
     name: str,
     reference: Tensor,
     bound: Tensor,
     out: Format,
     shape: tuple[int, ...],
-    refine: Callable[[Tensor, Tensor], Tensor] | None = None,
+    refiner: Refiner | None = None,
 ) -> Bounded:
     """Add the rounding to the output format, and mark where it may overflow; (B17)."""
     reach = reference.abs() + bound
@@ -72,5 +72,5 @@ def rounded(
         reference=reference.reshape(shape),
         det=det.reshape(shape),
         overflow_ok=overflow.reshape(shape),
-        refine=refine,
+        refiner=refiner,
     )

@@ -65,7 +65,7 @@ class Cast:
         return float(2.0**self.format.emin * self.unit)
 
     def error(self, x: Tensor) -> Tensor:
-        """The most that rounding any ``|y| <= x`` can lose, x >= 0; (B2). x has no rounding at inf."""
+        """The most that rounding any ``|y| <= |x|`` can lose; (B2)."""
         x = x.abs()
         ulp = floor_power_of_two(x).clamp_(min=2.0**self.format.emin).mul_(self.unit)
         return torch.minimum(ulp, x)

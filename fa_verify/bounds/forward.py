@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.bounds.inputs import SMALL, Inputs, expm1_bound, spread, with_column
-from fa_verify.bounds.model import FLUSH, LARGEST, SLACK, U, Model
-from fa_verify.reference import tiles
+from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread, with_column
+from fa_verify.bounds.model import FLUSH, LARGEST, SLACK, Model, U
+from fa_verify.reference import grouped, tiles
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Forward", "forward_det", "forward_tile", "reach"]
+__all__ = ["CastPart", "Forward", "ForwardTile", "forward_det", "forward_tile", "reach"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Forward:
-    """Exact values and bounds before the rounding of o, (heads, group, seqlen_q[, head_dim_v]), float64."""
+    """Exact values and bounds before the rounding of o, float64.
+
+    All are (heads, group, seqlen_q), o and o_bound with head_dim_v.
+    """
 
     o: Tensor
     lse: Tensor
@@ -39,22 +42,33 @@ class Forward:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CastPart:
+    """What the cast of P does to o.
+
+    Attributes:
+        rest: (heads, rows, head_dim_v), the bound without the cast and without the hull.
+        errors: (heads, rows, keys), what the cast adds: at most ``errors @ |v|``.
+        x: (heads, rows, keys), S - m, -inf where hidden.
+    """
+
+    rest: Tensor
+    errors: Tensor
+    x: Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ForwardTile:
     """One tile's exact values and bounds, (heads, rows[, head_dim_v]).
 
     Attributes:
-        rest: o_bound before the hull, without what the cast of P accounts for (if asked for).
-        p_cast: What the cast of P accounts for: that much times v, per key (if asked for).
-        x: S - m in float64, -inf where hidden (if asked for).
+        cast: The part that the cast of P has in it, if there is a cast and it is asked for.
     """
 
     o: Tensor
     lse: Tensor
     o_bound: Tensor
     lse_bound: Tensor
-    rest: Tensor | None = None
-    p_cast: Tensor | None = None
-    x: Tensor | None = None
+    cast: CastPart | None = None
 
 
 def reach(model: Model, given: Inputs) -> float:
@@ -73,126 +87,167 @@ def forward_det(model: Model, given: Inputs) -> Forward:
     result = Forward(o, lse, torch.zeros_like(o), torch.zeros_like(lse))
     top = reach(model, given)
     for tile in tiles(problem, given.q.device):
-        q = given.q[tile.heads, :, tile.rows].flatten(1, 2)
-        k, v = given.k[tile.heads, tile.keys], given.v[tile.heads, tile.keys]
-        hidden = None if tile.hidden is None else tile.hidden.repeat(problem.group, 1)
-        part = forward_tile(model, given, q, k, v, hidden, top)
-        for field in ("o", "lse", "o_bound", "lse_bound"):
-            value = getattr(part, field).unflatten(1, (problem.group, -1))
-            getattr(result, field)[tile.heads, :, tile.rows] = value
+        part = forward_tile(model, given, given.block(tile), top)
+        result.o[tile.heads, :, tile.rows] = grouped(problem, part.o)
+        result.lse[tile.heads, :, tile.rows] = grouped(problem, part.lse)
+        result.o_bound[tile.heads, :, tile.rows] = grouped(problem, part.o_bound)
+        result.lse_bound[tile.heads, :, tile.rows] = grouped(problem, part.lse_bound)
     return result
 
 
-def forward_tile(  # noqa: PLR0913 -- the operands of attention
-    model: Model,
-    given: Inputs,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    hidden: Tensor | None,
-    top: float,
-    *,
-    parts: bool = False,
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Spread:
+    """P relative to exp(m), and how far the kernel's may be from it; (B7), (B10) to (B15).
+
+    Attributes:
+        p: exp(S - m).
+        gain: P e.
+        cast: What the cast of P may change, where that is not in gain.
+        he: Sum of gain over l, (heads, rows, 1) float64.
+        lse: Bound of the log-sum-exp's error from this alone, (heads, rows, 1).
+    """
+
+    p: Tensor
+    gain: Tensor
+    cast: Tensor | None
+    he: Tensor
+    lse: Tensor
+
+
+def forward_tile(
+    model: Model, given: Inputs, block: Block, top: float, *, parts: bool = False
 ) -> ForwardTile:
     """Bound the rows of one tile, all of whose visible keys are in it.
 
     Args:
         model: Coefficients.
         given: The whole problem's ranges.
-        q: (heads, rows, head_dim) float64.
-        k: (heads, keys, head_dim) float64.
-        v: (heads, keys, head_dim_v) float64.
-        hidden: (rows, keys) bool or None.
+        block: The tile's operands.
         top: At least every h; inf if that is not known to be at most 1/4.
         parts: Also return what the cast of P accounts for.
     """
-    problem, fast = model.problem, top <= SMALL
-    x = torch.bmm(q * problem.scale, k.mT)
-    if problem.softcap:
-        x.div_(problem.softcap).tanh_().mul_(problem.softcap)
-    if hidden is not None:
-        x.masked_fill_(hidden, -torch.inf)
+    v, keys, fast = block.v, block.k.shape[1], top <= SMALL
+    x, _ = block.logits(model.problem.scale, model.problem.softcap)
     m = x.amax(-1, keepdim=True)
     empty = m == -torch.inf
     m.masked_fill_(empty, 0.0)
+    unknown = None if fast else _p_overflows(model, given, x, block.hidden)
     x.sub_(m)
-
-    # h: error of the exponent of p, as a multiple of |q||k|^T, |S - m| and 1; (B7).
-    work = torch.float32 if fast else torch.float64
-    constant = SLACK * (model.exponentials + model.logit_floor(given.largest))
-    left = with_column(q.abs().mul_(SLACK * model.logit).add_(SLACK * model.prescale_tiny), constant)
-    right = with_column(k.abs(), 1.0)
-    low = x.to(work).clamp_(min=-1000.0 if fast else -1e30)
-    h = torch.baddbmm(low, left.to(work), right.mT.to(work), beta=-3 * U * SLACK)
-    if not fast and given.overflows(model.scale):
-        h.masked_fill_(torch.bmm(q.abs(), k.abs().mT) * max(1.0, 1.45 * model.scale) >= LARGEST, torch.inf)
-
-    row_top: Tensor | float = top
-    unknown = None
-    kept = x.clone() if parts else None
-    if fast:
-        p64 = x.exp_()
-        p = p64.float()
-        gain = p * expm1_bound(h)
-    else:
-        gain = spread(x, h, hidden)
-        if hidden is not None:
-            h.masked_fill_(hidden, 0.0)
-        row_top = h.amax(-1, keepdim=True)
-        unknown = _p_overflows(model, given, x + m, hidden)
-        p = p64 = x.exp()
-    total = p64.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
-    o = torch.bmm(p64, v).div_(total)
+    h = _exponent_error(model, given, block, x, top)
+    p = x.exp() if parts or not fast else x.exp_()
+    total = p.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
+    o = torch.bmm(p, v).div_(total)
     lse = torch.where(empty, -torch.inf, m + total.log())
+    if fast:
+        near = _spread_fast(model, h, p, total, top)
+    else:
+        near = _spread_slow(model, x, h, total, block.hidden)
 
-    # Rows, with l = total: everything below is relative to exp(m).
-    gain, cast, he = _with_cast(model, p, gain, h, row_top)
-    he /= total
-    spread_lse = _lse_spread(he, row_top)
-    if not fast:
-        other = _about_the_top(x, h, hidden)
-        other, other_cast, other_he = _with_cast(model, p, other, h, row_top)
-        other_he /= total
-        better = other_he < he
-        gain, he = torch.where(better, other, gain), torch.where(better, other_he, he)
-        if cast is not None and other_cast is not None:
-            cast = torch.where(better, other_cast, cast)
-    accumulate = SLACK * model.long_dot(k.shape[1], k.shape[1])
-    loss = gain if cast is None else gain + cast
-    loss = (p + gain if cast is None else p + loss).mul_(accumulate).add_(loss)
-    floor = FLUSH * k.shape[1] * max(1.0, given.largest_v)
-    magnitude = v.abs().to(work)
-    weight = torch.bmm(loss, magnitude).double().div_(total)
+    # (B11): everything is relative to exp(m) until it is divided by l = total.
+    accumulate = SLACK * model.long_dot(keys, keys)
+    loss = near.gain if near.cast is None else near.gain + near.cast
+    loss = (near.p + loss).mul_(accumulate).add_(loss)
+    weight = torch.bmm(loss, v.abs().to(loss.dtype)).double().div_(total)
     normal = model.denominator
     nu = SLACK * ((1 + 6 * U) / (1 - normal) - 1) if normal < 1 else math.inf
-    g = torch.where(he < 0.5, 1 / (1 - he), torch.inf)  # noqa: PLR2004 -- (B11)
+    g = torch.where(near.he < 0.5, 1 / (1 - near.he), torch.inf)
     size = o.abs()
-    bound = (weight + size * he) * g * (1 + nu) + nu * size
+    bound = ((weight + size * near.he) * g * (1 + nu) + nu * size).mul_(SLACK)
     bound.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    bound *= SLACK
+    floor = FLUSH * keys * max(1.0, given.largest_v)
     linear = bound + floor
-    bound = torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu))
+    bound = torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu)) + floor
+    logarithm = 6 * U * (lse.abs() + m.abs()) + 4 * U * (lse - m).abs()
+    lse_bound = near.lse + SLACK * (normal + logarithm) + 2.0**-22
+    if given.largest_v * keys >= LARGEST:  # (B9): a partial sum may overflow
+        bound.masked_fill_(v.abs().sum(1, keepdim=True) >= LARGEST, torch.inf)
     if unknown is not None:
         bound.masked_fill_(unknown, torch.inf)
-        spread_lse.masked_fill_(unknown, torch.inf)
-    bound += floor
-    if given.largest_v * k.shape[1] >= LARGEST:  # (B9): a partial sum may overflow
-        bound.masked_fill_(v.abs().sum(1, keepdim=True) >= LARGEST, torch.inf)
-    lse_bound = spread_lse + SLACK * (normal + 6 * U * (lse.abs() + m.abs())) + 2.0**-22
+        lse_bound.masked_fill_(unknown, torch.inf)
     result = ForwardTile(
         o=o,
         lse=lse.squeeze(-1),
         o_bound=bound.masked_fill_(empty, 0.0),
         lse_bound=lse_bound.masked_fill_(empty, 0.0).squeeze(-1),
     )
-    if not parts or cast is None:
+    if not parts or near.cast is None:
         return result
-    share = (cast.double() * g).mul_(SLACK * (1 + nu)).div_(total).masked_fill_(empty, 0.0)
-    return dataclasses.replace(result, rest=linear - torch.bmm(share, v.abs()), p_cast=share, x=kept)
+    share = (near.cast.double() * g).mul_(SLACK * (1 + nu)).div_(total).masked_fill_(empty, 0.0)
+    part = CastPart(linear - torch.bmm(share, v.abs()), share, x)
+    return dataclasses.replace(result, cast=part)
+
+
+def _exponent_error(model: Model, given: Inputs, block: Block, x: Tensor, top: float) -> Tensor:
+    """h: error of the exponent of p, a multiple of |q||k|^T, of |S - m| and of 1; (B7)."""
+    work = torch.float32 if top <= SMALL else torch.float64
+    constant = SLACK * (model.exponentials + model.logit_floor(given.largest))
+    left = block.q.abs().mul_(SLACK * model.logit).add_(SLACK * model.prescale_tiny)
+    left, right = with_column(left, constant).to(work), with_column(block.k.abs(), 1.0).to(work)
+    low = x.to(work).clamp(min=-1000.0 if top <= SMALL else -1e30)
+    h = torch.baddbmm(low, left, right.mT, beta=-3 * U * SLACK)
+    if given.overflows(model.scale):
+        h.masked_fill_(block.overflows(model.scale), torch.inf)
+    return h
+
+
+def _spread_fast(model: Model, h: Tensor, p: Tensor, total: Tensor, top: float) -> _Spread:
+    """For h <= top <= 1/4, in float32."""
+    p = p.float()
+    gain, cast = _with_cast(model, p, expm1_bound(h).mul_(p), h, top)
+    he = gain.sum(-1, keepdim=True).double() / total
+    return _Spread(p, gain, cast, he, -torch.log1p(-he))  # (B13)
+
+
+def _spread_slow(
+    model: Model, x: Tensor, h: Tensor, total: Tensor, hidden: Tensor | None
+) -> _Spread:
+    """For any h, in float64."""
+    p = x.exp()
+    if hidden is not None:
+        h.masked_fill_(hidden, 0.0)
+    top = h.amax(-1, keepdim=True)
+    gain, cast = _with_cast(model, p, spread(x, h, hidden), h, top)
+    he = gain.sum(-1, keepdim=True) / total
+    lse = torch.where(he < 1, -torch.log1p(-he), torch.inf)  # (B13)
+    if not model.arithmetic.l_from_rounded_p:
+        lse = torch.minimum(lse, top)
+    # (B14): measure every key's error against the largest key's, whose own is then 0.
+    best = x.argmax(-1, keepdim=True)
+    other = spread(x, h + h.gather(-1, best), hidden).scatter_(-1, best, 0.0)
+    other, other_cast = _with_cast(model, p, other, h, top)
+    other_he = other.sum(-1, keepdim=True) / total
+    better = other_he < he
+    gain, he = torch.where(better, other, gain), torch.where(better, other_he, he)
+    if cast is not None and other_cast is not None:
+        cast = torch.where(better, other_cast, cast)
+    return _Spread(p, gain, cast, he, lse)
+
+
+def _with_cast(
+    model: Model, p: Tensor, gain: Tensor, h: Tensor, top: Tensor | float
+) -> tuple[Tensor, Tensor | None]:
+    """P e, and the error of the cast of P where that is not in P e; (B12), (B15)."""
+    if model.p is None:
+        return gain, None
+    high = p + gain
+    unit = SLACK * model.p.unit
+    if model.p.format.emin <= -126:  # subnormals are in the floor
+        cast = high.mul_(unit)
+    else:
+        # The value cast is at least p e^-(h+top): its running maximum is the final one or below.
+        if isinstance(top, float):
+            tiny = model.p.tiny * math.exp(3 * top)
+            cast = high.clamp(min=tiny / unit).mul_(unit)
+        else:
+            cast = torch.maximum(high * unit, model.p.tiny * (2 * h + top).exp_())
+        cast = torch.minimum(cast, high)
+    if model.arithmetic.l_from_rounded_p:  # the denominator has the cast too
+        return gain + cast, None
+    return gain, cast
 
 
 def _p_overflows(model: Model, given: Inputs, s: Tensor, hidden: Tensor | None) -> Tensor:
-    """Rows in which fma(s, c, -round(m c)) may be so far above 0 that P, l or acc overflows; (B9)."""
+    """Rows where fma(s, c, -round(m c)) may be so far above 0 that P, l or acc overflows; (B9)."""
     size = s.abs()
     if hidden is not None:
         size.masked_fill_(hidden, 0.0)
@@ -202,52 +257,11 @@ def _p_overflows(model: Model, given: Inputs, s: Tensor, hidden: Tensor | None) 
     return size.amax(-1, keepdim=True) * (U * SLACK) >= math.log(max(1.0, limit))
 
 
-def _with_cast(
-    model: Model, p: Tensor, gain: Tensor, h: Tensor, top: Tensor | float
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """P e, the error of the cast of P where it is not in P e, and the rows' sums of P e; (B15)."""
-    cast = _cast_error(model, p, gain, h, top)
-    if model.arithmetic.l_from_rounded_p and cast is not None:
-        gain, cast = gain + cast, None  # the denominator has the cast too
-    return gain, cast, gain.sum(-1, keepdim=True).double()
-
-
-def _cast_error(model: Model, p: Tensor, gain: Tensor, h: Tensor, top: Tensor | float) -> Tensor | None:
-    """What casting P may change, relative to exp(m) of the row; (B12)."""
-    if model.p is None:
-        return None
-    high = p + gain
-    unit = SLACK * model.p.unit
-    if model.p.format.emin <= -126:  # noqa: PLR2004 -- subnormals are in the floor
-        return high.mul_(unit)
-    # The value cast is at least p e^-(h+top): its running maximum is the final one, or below it.
-    if isinstance(top, float):
-        tiny: Tensor | float = model.p.tiny * math.exp(3 * top)
-        linear = high.clamp(min=tiny / unit).mul_(unit)
-    else:
-        tiny = model.p.tiny * (2 * h + top).exp_()
-        linear = torch.maximum(high * unit, tiny)
-    return torch.minimum(linear, high)
-
-
-def _lse_spread(he: Tensor, top: Tensor | float) -> Tensor:
-    """min(-log(1 - he), max_j h_j): the log-sum-exp moves by no more; (B13)."""
-    sure = torch.where(he < 1, -torch.log1p(-he), torch.inf)
-    return sure if isinstance(top, float) else torch.minimum(sure, top)
-
-
-def _about_the_top(x: Tensor, h: Tensor, hidden: Tensor | None) -> Tensor:
-    """P e with every key's error measured against the largest key's, whose own is then 0; (B14)."""
-    best = x.argmax(-1, keepdim=True)
-    return spread(x, h + h.gather(-1, best), hidden).scatter_(-1, best, 0.0)
-
-
 def _hull(model: Model, o: Tensor, v: Tensor, rest: float) -> Tensor:
     """Distance to the far end of V's range, plus what can leave the range; (B16)."""
     low, high = v.amin(1, keepdim=True), v.amax(1, keepdim=True)
+    rest += SLACK * model.blocks(v.shape[1]) * U  # acc's own roundings when it is rescaled
     if model.p is not None:
         rest += model.p.unit + v.shape[1] * model.p.tiny
-        if model.arithmetic.l_from_rounded_p:
-            rest += model.p.unit + v.shape[1] * model.p.tiny
     outside = 1.02 * rest * torch.maximum(low.abs(), high.abs())
     return torch.maximum(high - o, o - low) + outside

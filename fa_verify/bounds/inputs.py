@@ -1,4 +1,4 @@
-"""What both passes need of the inputs: float64 values by key/value head, float32 magnitudes, their ranges."""
+"""What both passes need of the inputs: float64 values by key/value head, and their ranges."""
 
 from __future__ import annotations
 
@@ -18,11 +18,54 @@ if TYPE_CHECKING:
 
     from fa_verify.arithmetic import Arithmetic
     from fa_verify.problem import Problem
+    from fa_verify.reference import Tile
 
-__all__ = ["SMALL", "Inputs", "expm1_bound", "inputs", "operand_models", "spread", "with_column"]
+__all__ = [
+    "SMALL",
+    "Block",
+    "Inputs",
+    "expm1_bound",
+    "inputs",
+    "operand_models",
+    "spread",
+    "with_column",
+]
 
 # Up to it every expm1(h) is cheap to bound and 1/(1-he) is small; chosen, not critical.
 SMALL = 0.25
+_LOG2E = 1.45  # rounded up
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Block:
+    """The operands of one tile of the logits, float64.
+
+    Attributes:
+        q: (heads, rows, head_dim); do likewise with head_dim_v, or none of it.
+        k: (heads, keys, head_dim); v likewise with head_dim_v.
+        hidden: bool, (rows, keys): True where the row must not see the key; None: sees them all.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    hidden: Tensor | None
+
+    def logits(self, scale: float, softcap: float) -> tuple[Tensor, Tensor | None]:
+        """S, -inf where hidden, and tanh if there is a softcap; both (heads, rows, keys)."""
+        s, t = torch.bmm(self.q * scale, self.k.mT), None
+        if softcap:
+            t = s.div_(softcap).tanh_()
+            s = t * softcap
+        if self.hidden is not None:
+            s.masked_fill_(self.hidden, -torch.inf)
+        return s, t
+
+    def overflows(self, scale: float) -> Tensor:
+        """Where a float32 logit, or a partial sum of one, may overflow; (B9)."""
+        raw = torch.bmm(self.q.abs(), self.k.abs().mT)
+        return raw.mul_(max(1.0, _LOG2E * scale)) >= LARGEST
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +73,7 @@ class Inputs:
     """The operands of one operand model.
 
     Attributes:
-        q: float64 (heads, group, seqlen_q, head_dim); do likewise with head_dim_v, or None.
+        q: float64 (heads, group, seqlen_q, head_dim); do likewise with head_dim_v, or none of it.
         k: float64 (heads, seqlen_k, head_dim); v likewise with head_dim_v.
         raw: |q||k|^T at most, over all pairs (Cauchy-Schwarz).
         largest: Of any element of q, k.
@@ -42,7 +85,7 @@ class Inputs:
     q: Tensor
     k: Tensor
     v: Tensor
-    do: Tensor | None
+    do: Tensor
     raw: float
     largest: float
     largest_v: float
@@ -51,7 +94,18 @@ class Inputs:
 
     def overflows(self, scale: float) -> bool:
         """Whether a float32 logit, or a partial sum of one, may overflow; (B9)."""
-        return self.raw * max(1.0, 1.45 * scale) >= LARGEST
+        return self.raw * max(1.0, _LOG2E * scale) >= LARGEST
+
+    def block(self, tile: Tile) -> Block:
+        """The operands of one tile, the group's rows one head after the other."""
+        hidden = tile.hidden
+        return Block(
+            self.q[tile.heads, :, tile.rows].flatten(1, 2),
+            self.k[tile.heads, tile.keys],
+            self.v[tile.heads, tile.keys],
+            self.do[tile.heads, :, tile.rows].flatten(1, 2),
+            None if hidden is None else hidden.repeat(self.q.shape[1], 1),
+        )
 
 
 def _peak(x: Tensor) -> Tensor:
@@ -61,12 +115,10 @@ def _peak(x: Tensor) -> Tensor:
 def inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None = None) -> Inputs:
     """Convert the operands and find their ranges (one synchronisation with the device)."""
     q4, k4, v4 = (by_kv_head(problem, x) for x in (q, k, v))
-    do4 = None if do is None else by_kv_head(problem, do)
-    norms = [_peak(torch.linalg.vector_norm(x, dim=-1)) for x in (q4, k4, v4)]
-    zero = q4.new_zeros(())
-    norms.append(zero if do4 is None else _peak(torch.linalg.vector_norm(do4, dim=-1)))
-    peaks = [_peak(q4), _peak(k4), _peak(v4), zero if do4 is None else _peak(do4)]
-    facts = torch.stack([*norms, *peaks]).tolist()
+    do4 = q4[..., :0] if do is None else by_kv_head(problem, do)
+    every = (q4, k4, v4, do4)
+    norms = [_peak(torch.linalg.vector_norm(x, dim=-1)) for x in every]
+    facts = torch.stack([*norms, *map(_peak, every)]).tolist()
     return Inputs(
         q=q4,
         k=k4[:, 0],
@@ -83,12 +135,14 @@ def inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None 
 def operand_models(
     problem: Problem, arithmetic: Arithmetic, *tensors: Tensor
 ) -> Iterator[tuple[Model, tuple[Tensor, ...]]]:
-    """Yield what the dots may read: the tensors themselves and, for tf32, each admitted rounding; (B20)."""
+    """Yield what the dots may read: the tensors, and each admitted rounding of tf32; (B20)."""
     yield Model(problem, arithmetic), tensors
     if problem.dot_precision != "tf32":
         return
-    for truncates, variant in zip((True, False, False), zip(*map(tf32_operands, tensors)), strict=True):
-        yield Model(problem, arithmetic, truncates), variant
+    truncated, even, away = zip(*map(tf32_operands, tensors), strict=True)
+    yield Model(problem, arithmetic, True), truncated
+    yield Model(problem, arithmetic, False), even
+    yield Model(problem, arithmetic, False), away
 
 
 def with_column(x: Tensor, column: Tensor | float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Elementary error models: what one dot, one exp2, one cast may be off by. Equations of docs/bounds.md."""
+"""Elementary error models: what one dot, exp2 or cast may be off by; see docs/bounds.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fa_verify.arithmetic import Arithmetic
     from fa_verify.problem import Problem
 
-__all__ = ["FLUSH", "LARGEST", "LOG_FINITE", "SLACK", "U", "Model"]
+__all__ = ["FLUSH", "LARGEST", "SLACK", "Model", "U"]
 
 U = FLOAT32.unit_roundoff
 # Bounds are evaluated in float32 and the reference in float64: relative errors far below 1% in
@@ -22,7 +22,6 @@ SLACK = 1.01
 # What one operation may lose to subnormals or flush to zero in float32, times two for our own.
 FLUSH = 2.0**-125
 LARGEST = 3.38e38
-LOG_FINITE = 700.0
 _STEP = 16  # products that one matrix-unit instruction adds to its accumulator, at most
 _TF32X3_OPERANDS = 3 * 2.0**-20
 
@@ -64,7 +63,7 @@ class Model:
     def ieee_dot(self, k: int) -> float:
         """Error of a k-term dot accumulated in float32, relative to the sum of |products|; (B3)."""
         n = self.arithmetic.dot_ulps * _STEP * math.ceil(k / _STEP) * U
-        return n / (1.0 - n) if n < 0.5 else math.inf  # noqa: PLR2004 -- beyond it gamma says nothing
+        return n / (1.0 - n) if n < 0.5 else math.inf  # beyond it gamma says nothing
 
     def dot(self, k: int) -> float:
         """The same for a dot of the problem's dot_precision, splits included; (B3)."""
@@ -89,7 +88,7 @@ class Model:
     @property
     def logit(self) -> float:
         """Error of one logit relative to (|q||k|^T): dot, scale, and a pre-scaled operand; (B5)."""
-        own = self.dot(self.problem.head_dim) + 4 * U
+        own = self.dot(self.problem.head_dim) + (8 if self.problem.softcap else 4) * U
         if self.arithmetic.prescaled:
             own += self.out.unit_roundoff
             if self.problem.dot_precision == "tf32":  # s round(q) against round(s q)
@@ -118,4 +117,4 @@ class Model:
         block = self.arithmetic.block_n
         terms = min(block, self.problem.seqlen_k) if block else self.problem.seqlen_k
         n = (terms + 2 * self.blocks(self.problem.seqlen_k)) * U
-        return n / (1.0 - n) if n < 0.5 else math.inf  # noqa: PLR2004
+        return n / (1.0 - n) if n < 0.5 else math.inf

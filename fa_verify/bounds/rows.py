@@ -1,4 +1,4 @@
-"""What a backward pass knows of each row: lse and delta, and how far the kernel's may be from them."""
+"""What a backward pass knows of each row: lse, delta, and how far the kernel's may be."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fa_verify.arithmetic import Arithmetic
-    from fa_verify.bounds.forward import Forward
     from fa_verify.problem import Problem
 
-__all__ = ["Rows", "row_statistics"]
+__all__ = ["Rows", "Seen", "row_statistics"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,48 +55,39 @@ class Rows:
         return Rows(self.lse[:, index], self.delta[:, index], lse_error, self.delta_error[:, index])
 
 
-def row_statistics(  # noqa: PLR0913
-    problem: Problem,
-    arithmetic: Arithmetic,
-    do: Tensor,
-    forward: Forward | None,
-    *,
-    o: Tensor | None,
-    lse: Tensor | None,
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """A tensor of the forward pass by key/value head, float64, and its error; None: observed."""
+
+    value: Tensor
+    error: Tensor | None
+
+
+def row_statistics(
+    problem: Problem, arithmetic: Arithmetic, do: Tensor, o: Seen, lse: Seen
 ) -> Rows:
-    """Take o and lse as observed where given, else from the exact forward pass and its bound; (B22).
+    """Find delta and its error; a row that may not be finite is set apart; (B22).
 
     Args:
         problem: The problem.
         arithmetic: The kernel's rounding points.
         do: (batch, heads_q, seqlen_q, head_dim_v).
-        forward: The forward pass and its bound; None if o and lse are both given.
-        o: The kernel's o, or None.
-        lse: The kernel's lse, or None.
+        o: As observed, or exact with its bound before output rounding.
+        lse: As observed, or exact with its bound.
     """
     model = Model(problem, arithmetic)
     do4 = by_kv_head(problem, do)
-    size = do4.abs()
-    if o is not None:
-        o4 = by_kv_head(problem, o)
-        unsure = torch.zeros_like(o4)
-        if not arithmetic.delta_from_stored_o:
-            unsure = model.out.half_ulp(o4.abs() * (1 + 2 * model.out.unit_roundoff))
-    else:
-        assert forward is not None
-        o4, unsure = forward.o, forward.o_bound
-        if arithmetic.delta_from_stored_o:
-            unsure = unsure + model.out.half_ulp(o4.abs() + unsure)
+    size, o4 = do4.abs(), o.value
+    unsure = torch.zeros_like(o4) if o.error is None else o.error
+    if o.error is None and not arithmetic.delta_from_stored_o:
+        unsure = model.out.half_ulp(o4.abs() * (1 + 2 * model.out.unit_roundoff))
+    elif o.error is not None and arithmetic.delta_from_stored_o:
+        unsure = unsure + model.out.half_ulp(o4.abs() + unsure)
     # A(D_v) of float32, whatever the dots do: delta is an elementwise product and a sum.
     own = SLACK * (model.ieee_dot(problem.head_dim_v) * o4.abs() + FLUSH)
     delta = (do4 * o4).sum(-1)
     delta_error = (size * (unsure + own + unsure * model.ieee_dot(problem.head_dim_v))).sum(-1)
-    lse_error = None
-    if lse is not None:
-        lse3 = by_kv_head(problem, lse)
-    else:
-        assert forward is not None
-        lse3, lse_error = forward.lse, forward.lse_bound
+    lse3, lse_error = lse.value, lse.error
     lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
     empty = torch.from_numpy(lo >= hi).to(do.device)
     lse3, delta, delta_error = (x.masked_fill(empty, 0.0) for x in (lse3, delta, delta_error))

@@ -1,0 +1,218 @@
+"""Elements of P and dS in the backward, and how far a right kernel's may be; docs/bounds.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread, with_column
+from fa_verify.bounds.model import LARGEST, SLACK, Model, U
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fa_verify.bounds.formats import Cast
+    from fa_verify.bounds.rows import Rows
+
+__all__ = ["BackwardTile", "backward_tile", "splits"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BackwardTile:
+    """One tile of the matrices that the gradients and their bounds are products of.
+
+    All are (heads, rows, keys). p and ds are float64 and exact, ds with the scale. The others are
+    at least as large as what they bound.
+
+    Attributes:
+        p: P.
+        ds: d loss / d (q k^T).
+        slope: Derivative of softcap; None without one.
+        v: Error of an element as it enters the product for dv; likewise q for dq and k for dk.
+        p_cast: The part of it that the cast of P accounts for; None without one.
+        ds_cast: The part of it that the cast of dS accounts for; None without one.
+        size: |dS|, with its error.
+    """
+
+    p: Tensor
+    ds: Tensor
+    slope: Tensor | None
+    v: Tensor
+    q: Tensor
+    k: Tensor
+    p_cast: Tensor | None
+    ds_cast: Tensor | None
+    size: Tensor
+
+
+def splits(model: Model, rows: Rows) -> bool:
+    """Whether errors common to a row are large enough to be worth their own product; (B24)."""
+    return rows.lse_error is not None or not model.arithmetic.delta_from_stored_o
+
+
+def backward_tile(
+    model: Model, given: Inputs, rows: Rows, block: Block, top: float
+) -> BackwardTile:
+    """Bound the elements of P and dS of one tile.
+
+    Args:
+        model: Coefficients.
+        given: The whole problem's ranges.
+        rows: Row statistics of the tile, (heads, rows).
+        block: The tile's operands.
+        top: At least every h; inf if that is not known to be at most 1/4.
+    """
+    near = _probabilities(model, given, rows, block, top)
+    p_cast = None if model.p is None else model.p.error(near.high)
+    loss = near.gain if p_cast is None else near.gain + p_cast
+    rows_k = model.problem.group * model.problem.seqlen_q
+    accumulate_k = SLACK * model.long_dot(rows_k, rows_k)
+    for_v = torch.add(loss, near.near + loss, alpha=accumulate_k)  # (B23)
+
+    scores = _scores(model, rows, block, near)
+    total = scores.error * model.scale
+    high = scores.size * model.scale
+    ds_cast = None if model.ds is None else _ds_cast(model, model.ds, high, scores.size)
+    shared = None if scores.shared is None else scores.shared * model.scale
+    if ds_cast is not None:
+        total, high = total + ds_cast, high + ds_cast
+        shared = None if shared is None else shared + ds_cast
+    accumulate_q = SLACK * model.long_dot(model.problem.seqlen_k, model.problem.seqlen_k)
+    if shared is None and _alike(accumulate_q, accumulate_k, model.ds):
+        for_q = for_k = torch.add(total, high, alpha=max(accumulate_q, accumulate_k))
+    else:
+        for_q = torch.add(total if shared is None else shared, high, alpha=accumulate_q)
+        for_k = torch.add(total, high, alpha=accumulate_k)
+    ds = scores.ds.mul_(model.problem.scale)
+    return BackwardTile(near.p, ds, scores.slope, for_v, for_q, for_k, p_cast, ds_cast, high)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Probabilities:
+    """P = exp(S - lse), and how far the kernel's may be; (B21), (B22).
+
+    Attributes:
+        p: Exact, float64.
+        t: tanh of softcap; None without one.
+        near: p in the working precision, as are all that follow.
+        h: Error of the exponent, lse apart.
+        own: Error of P from h.
+        gain: Error of P from h and from the row's lse.
+        high: P + gain.
+    """
+
+    p: Tensor
+    t: Tensor | None
+    near: Tensor
+    h: Tensor
+    own: Tensor
+    gain: Tensor
+    high: Tensor
+
+
+def _probabilities(
+    model: Model, given: Inputs, rows: Rows, block: Block, top: float
+) -> _Probabilities:
+    fast = top <= SMALL
+    work = torch.float32 if fast else torch.float64
+    x, t = block.logits(model.problem.scale, model.problem.softcap)
+    lse = rows.lse.unsqueeze(-1)
+    x.sub_(lse)
+    constant = model.arithmetic.exp2_ulps * U + model.logit_floor(given.largest)
+    left = block.q.abs().mul_(SLACK * model.logit).add_(SLACK * model.prescale_tiny)
+    left = with_column(left, SLACK * (constant + 4 * U * lse.abs())).to(work)
+    right = with_column(block.k.abs(), 1.0).to(work)
+    low = x.to(work).clamp(min=-1000.0 if fast else -1e30).abs_()
+    h = torch.baddbmm(low, left, right.mT, beta=3 * U * SLACK)
+    if given.overflows(model.scale):
+        h.masked_fill_(block.overflows(model.scale), torch.inf)
+    if fast:
+        p = x.exp_()
+        near = p.float()
+        own = gain = expm1_bound(h).mul_(near)
+    else:
+        own = gain = spread(x, h, block.hidden)
+        p = near = x.exp_()
+    if rows.lse_error is not None:
+        growth = rows.lse_error.unsqueeze(-1).to(work)
+        gain = gain * growth.exp() + near * growth.expm1()
+    high = near + gain
+    limit = LARGEST if model.p is None else min(LARGEST, model.p.format.largest)
+    gain = gain.masked_fill(high >= limit, torch.inf)  # (B9): P itself may overflow
+    return _Probabilities(p, t, near, h, own, gain, high)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Scores:
+    """dS before the scale, and how far the kernel's may be; (B24).
+
+    Attributes:
+        ds: Exact, float64, softcap's slope included.
+        slope: That slope; None without a softcap.
+        error: Of an element of dS.
+        shared: The same without what the row's errors of lse and delta do, which (B24) adds to dq
+            once per row; None: not taken apart.
+        size: |dS| + error.
+    """
+
+    ds: Tensor
+    slope: Tensor | None
+    error: Tensor
+    shared: Tensor | None
+    size: Tensor
+
+
+def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Scores:
+    work = near.h.dtype
+    x = torch.bmm(block.do, block.v.mT).sub_(rows.delta.unsqueeze(-1))
+    size_x = x.abs().to(work)
+    ds = x.mul_(near.p)
+    column = SLACK * rows.delta_error.unsqueeze(-1)
+    split = splits(model, rows)
+    left = block.do.abs().mul_(SLACK * model.dot(model.problem.head_dim_v))
+    left = with_column(left, 0.0 if split else column).to(work)
+    right = with_column(block.v.abs(), 1.0).to(work)
+    error = torch.baddbmm(size_x, left, right.mT, beta=5 * U * SLACK)
+    shared = None
+    if split:
+        column = column.to(work)
+        shared = (near.near + near.own) * error + near.own * (size_x + column)
+        if rows.lse_error is not None:
+            shared = shared * rows.lse_error.unsqueeze(-1).exp().to(work)
+        error = error + column
+    total = torch.addcmul(near.gain * size_x, near.high, error)
+    size = ds.abs().to(work)
+    if near.t is None:
+        return _Scores(ds, None, total, shared, size.add_(total))
+    slope = 1.0 - near.t * near.t
+    flat = slope.to(work)
+    h = near.h / model.problem.softcap
+    extra = torch.addcmul(h * h, h, near.t.abs().to(work), value=2).add_(3 * U)  # (B6)
+    extra *= size + total
+    total = total * flat + extra
+    shared = None if shared is None else shared * flat + extra
+    return _Scores(ds.mul_(slope), slope, total, shared, size * flat + total)
+
+
+def _alike(first: float, second: float, cast: Cast | None) -> bool:
+    """Whether one matrix with the larger accumulation error will do for dq and dk."""
+    return abs(first - second) <= 0.05 * (min(first, second) + (cast.unit if cast else 0.0))
+
+
+def _ds_cast(model: Model, cast: Cast, high: Tensor, unscaled: Tensor) -> Tensor:
+    """Error of the cast of dS, before or after scaling or either, in scaled units; (B25)."""
+    when, scale = model.arithmetic.ds_scale, model.scale
+    if when == "before":
+        error = cast.error(high)
+    elif when == "after":
+        error = cast.error(unscaled).mul_(scale)
+    else:
+        error = (high * cast.unit).clamp_(min=cast.tiny * max(1.0, scale))
+        error = torch.minimum(error, high)
+    if cast.format.emin > -126 and high.numel():  # the others have float32's range
+        for value in {"before": (high,), "after": (unscaled,), None: (high, unscaled)}[when]:
+            if not float(value.amax()) < cast.format.overflow:
+                error.masked_fill_(~(value < cast.format.overflow), torch.inf)
+    return error

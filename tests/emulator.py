@@ -1,0 +1,293 @@
+"""A right FlashAttention kernel in slow motion: every rounding point explicit, block by block.
+
+Plain float32 torch; tests drive it over its rounding choices and compare with the bounds. `bugs`
+turns on known defects. It shares nothing with fa_verify but the problem and the mask.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from fa_verify.problem import Problem
+
+__all__ = ["Emulator"]
+
+F32, F64 = torch.float32, torch.float64
+LOG2E = 1.4426950408889634
+BUGS = frozenset({
+    "missing tail key", "padded keys", "no alpha in l", "no alpha in acc", "P in fp8", "no delta",
+    "dq without scale", "no scale", "acc in fp16", "mask off by one", "l in fp16", "lse in base 2",
+    "dk without scale", "P in bf16", "acc rounded each block",
+})  # fmt: skip
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _flush(x: Tensor) -> Tensor:
+    """Flush float32 subnormals to zero."""
+    return torch.where(x.abs() < 2.0**-126, torch.zeros_like(x), x)
+
+
+def _truncate(x: Tensor, unit: Tensor) -> Tensor:
+    """Toward zero to a multiple of unit, float64."""
+    return torch.trunc(x / unit) * unit
+
+
+def _power(x: Tensor) -> Tensor:
+    """2^floor(log2 |x|), 2^-149 at least."""
+    _, exponent = torch.frexp(x)
+    return torch.ldexp(torch.ones_like(x), exponent - 1).clamp(min=2.0**-149)
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulator:
+    """One choice of every rounding point.
+
+    Attributes:
+        block_n: Keys a block; queries a block are the same number.
+        reverse: Walk the key blocks from the last to the first.
+        exponent: "exp2": logits scaled by scale * log2(e), then exp2; "exp": x log2(e) inside;
+            "fma": FlashAttention-2's fma(s, c, -m c).
+        dot: "fma": float32 in some order; "mma": sixteen products and the accumulator aligned,
+            truncated to 25 fraction bits, added, rounded toward zero.
+        tf32: How tf32 dots read operands: "truncate", "even" or "exact".
+        chain: Feed the accumulator through the dot, instead of adding the dot's result to it.
+        noise: Error of exp2 in 2^-24 relative (a random number up to it).
+        ds_scale: Scale dS "before" or "after" its cast.
+        threshold: Rescale only when the maximum grew by more (FlashAttention-4's trick).
+    """
+
+    block_n: int = 64
+    reverse: bool = False
+    exponent: str = "exp2"
+    dot: str = "fma"
+    tf32: str = "truncate"
+    chain: bool = False
+    noise: float = 4.0
+    ds_scale: str = "after"
+    threshold: float = 0.0
+    l_from_rounded_p: bool = False
+    prescaled: str | None = None
+    bugs: frozenset[str] = frozenset()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.bugs <= BUGS, self.bugs - BUGS
+
+    # Elementary operations
+
+    def _exp2(self, y: Tensor) -> Tensor:
+        exact = torch.exp2(y.to(F64))
+        generator = torch.Generator().manual_seed(self.seed)
+        wobble = torch.rand(y.shape, generator=generator, dtype=F64) * 2 - 1
+        wobble = torch.where(
+            y == 0, 0.0, wobble.sign() * wobble.abs().sqrt().sqrt()
+        )  # near the ends
+        return _flush((exact * (1 + wobble * (self.noise * 2.0**-24))).to(F32))
+
+    def _operand(self, problem: Problem, x: Tensor) -> Tensor:
+        if problem.dot_precision != "tf32" or self.tf32 == "exact":
+            return x
+        bits = x.contiguous().view(torch.int32)
+        if self.tf32 == "even":
+            bits = bits + (0xFFF + ((bits >> 13) & 1)).to(torch.int32)
+        return (bits & ~0x1FFF).view(F32)
+
+    def _mm(self, problem: Problem, a: Tensor, b: Tensor, acc: Tensor | None = None) -> Tensor:
+        """acc + a b, (heads, m, k) x (heads, k, n) -> float32."""
+        if problem.dot_precision == "tf32x3":
+            split = dataclasses.replace(self, tf32="even")
+            tf32 = dataclasses.replace(problem, dot_precision="tf32")
+            ah, bh = split._operand(tf32, a), split._operand(tf32, b)
+            ieee = dataclasses.replace(problem, dot_precision="tf32")
+            cut = dataclasses.replace(self, tf32="truncate")
+            one = cut._mm(ieee, a - ah, bh)
+            two = cut._mm(ieee, ah, b - bh, one)
+            three = cut._mm(ieee, ah, bh, two)
+            return three if acc is None else three + acc
+        a, b = self._operand(problem, a), self._operand(problem, b)
+        if self.dot == "fma":
+            product = _flush(torch.bmm(a, b))
+            return product if acc is None else product + acc
+        step = 8 if problem.dtype == "float32" else 16
+        total = (
+            torch.zeros(a.shape[0], a.shape[1], b.shape[2])
+            if acc is None or not self.chain
+            else acc
+        )
+        for start in range(0, a.shape[2], step):
+            part = a[:, :, start : start + step, None].to(F64) * b[
+                :, None, start : start + step
+            ].to(F64)
+            terms = torch.cat((part, total[:, :, None].to(F64)), 2)
+            unit = _power(terms.abs().amax(2, keepdim=True)) * 2.0**-25
+            exact = _truncate(terms, unit).sum(2)
+            total = _truncate(exact, _power(exact) * 2.0**-23).to(F32)
+        return total if acc is None or self.chain else total + acc
+
+    def _mask(self, problem: Problem) -> Tensor:
+        allowed = torch.from_numpy(problem.mask.allowed(problem.seqlen_q, problem.seqlen_k))
+        if "mask off by one" in self.bugs:
+            allowed = torch.roll(allowed, 1, 1) | allowed
+        if "missing tail key" in self.bugs:
+            allowed = allowed.clone()
+            allowed[:, -1] = False
+        return allowed.repeat(problem.group, 1)
+
+    def _fold(self, problem: Problem, x: Tensor) -> Tensor:
+        heads = problem.batch * problem.heads_kv
+        return x.to(F32).reshape(heads, -1, *x.shape[3:])
+
+    def _blocks(self, length: int) -> list[slice]:
+        cuts = [slice(i, min(length, i + self.block_n)) for i in range(0, length, self.block_n)]
+        return cuts[::-1] if self.reverse else cuts
+
+    def _logits(self, problem: Problem, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores as the exponent wants them (natural, or times log2 e), their factor left, and tanh."""
+        scale = torch.tensor(1.0 if "no scale" in self.bugs else problem.scale, dtype=F32)
+        log2e = torch.tensor(LOG2E, dtype=F32)
+        native = _dtype(problem.dtype)
+        if self.prescaled:
+            if self.prescaled == "q":
+                q = (q * scale).to(native).to(F32)
+            else:
+                k = (k * scale).to(native).to(F32)
+            s = self._mm(problem, q, k.mT)
+        else:
+            s = self._mm(problem, q, k.mT)
+        t = torch.zeros(())
+        if problem.softcap:
+            cap = torch.tensor(problem.softcap, dtype=F32)
+            s = (s if self.prescaled else s * scale) / cap
+            t = 2 * torch.sigmoid(2 * s) - 1
+            s = t * cap
+            return (
+                (s, torch.ones(()), t) if self.exponent == "exp" else (s * log2e, torch.ones(()), t)
+            )
+        if self.prescaled:
+            return (
+                (s, torch.ones(()), t) if self.exponent == "exp" else (s * log2e, torch.ones(()), t)
+            )
+        if self.exponent == "exp":
+            return s * scale, torch.ones(()), t
+        if self.exponent == "fma":
+            return s, scale * log2e, t
+        return s * (scale * log2e), torch.ones(()), t
+
+    def _exp_difference(self, s: Tensor, m: Tensor, factor: Tensor) -> Tensor:
+        """exp(s - m) with this emulator's roundings."""
+        if self.exponent == "exp":
+            return self._exp2((s - m) * torch.tensor(LOG2E, dtype=F32))
+        if self.exponent == "fma":
+            mc = (m * factor).to(F64)
+            return self._exp2((s.to(F64) * factor.to(F64) - mc).to(F32))
+        return self._exp2(s - m)
+
+    def forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return o in the problem's dtype and lse in float32, natural logarithm."""
+        native = _dtype(problem.dtype)
+        qf, kf, vf = (self._fold(problem, x) for x in (q, k, v))
+        allowed = self._mask(problem)
+        rows = qf.shape[:2]
+        m = torch.full((*rows, 1), -math.inf)
+        total = torch.zeros(*rows, 1)
+        acc = torch.zeros(*rows, problem.head_dim_v)
+        negative = (
+            problem.scale < 0 and self.exponent == "fma" and not (problem.softcap or self.prescaled)
+        )
+        for keys in self._blocks(problem.seqlen_k):
+            s, factor, _ = self._logits(problem, qf, kf[:, keys])
+            if negative:
+                s, factor = -s, -factor
+            s = torch.where(allowed[:, keys], s, -math.inf)
+            peak = s.amax(-1, keepdim=True)
+            new = torch.maximum(m, peak)
+            if self.threshold:
+                new = torch.where((peak - m) * factor > self.threshold, new, m)
+            safe = torch.where(new == -math.inf, 0.0, new)
+            p = torch.where(allowed[:, keys], self._exp_difference(s, safe, factor), 0.0)
+            alpha = torch.where(m == -math.inf, 0.0, self._exp_difference(m, safe, factor))
+            alpha = torch.where(m == new, 1.0, alpha)
+            cast = self._cast_p(native, p)
+            summed = (cast if self.l_from_rounded_p else p).sum(-1, keepdim=True)
+            if "padded keys" in self.bugs:
+                pad = self.block_n - (keys.stop - keys.start)
+                summed = summed + pad * self._exp_difference(torch.zeros_like(safe), safe, factor)
+            total = total * (1.0 if "no alpha in l" in self.bugs else alpha) + summed
+            if "l in fp16" in self.bugs:
+                total = total.half().float()
+            acc = self._mm(
+                problem, cast, vf[:, keys], acc * (1.0 if "no alpha in acc" in self.bugs else alpha)
+            )
+            if "acc in fp16" in self.bugs:
+                acc = acc.half().float()
+            if "acc rounded each block" in self.bugs:
+                acc = acc.to(native).float()
+            m = new
+        m = torch.where(m == -math.inf, 0.0, m)
+        o = torch.where(total > 0, acc / total, 0.0)
+        log2e, ln2 = torch.tensor(LOG2E, dtype=F32), torch.tensor(math.log(2), dtype=F32)
+        if self.exponent == "exp":
+            lse = m + torch.log(total)
+        else:
+            lse = (m * (factor if problem.seqlen_k else log2e) + torch.log2(total)) * ln2
+        if "lse in base 2" in self.bugs:
+            lse = lse * log2e
+        o = _flush(o).to(native)
+        return o.reshape(problem.shape_o), lse.reshape(problem.shape_lse)
+
+    def _cast_p(self, native: torch.dtype, p: Tensor) -> Tensor:
+        if "P in fp8" in self.bugs:
+            return p.to(torch.float8_e4m3fn).to(F32)
+        if "P in bf16" in self.bugs:
+            return p.bfloat16().float()
+        return p.to(native).to(F32)
+
+    def backward(
+        self, problem: Problem, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dq, dk, dv in the problem's dtype, from this o and lse."""
+        native = _dtype(problem.dtype)
+        qf, kf, vf, of, dof = (self._fold(problem, x) for x in (q, k, v, o, do))
+        lsef = self._fold(problem, lse.unsqueeze(-1))
+        lsef = torch.where(lsef == -math.inf, 0.0, lsef)
+        allowed = self._mask(problem)
+        scale, log2e = (torch.tensor(x, dtype=F32) for x in (problem.scale, LOG2E))
+        s, factor, t = self._logits(problem, qf, kf)
+        if self.exponent == "exp":
+            y = (s - lsef) * log2e
+        elif self.exponent == "fma":
+            y = (s.to(F64) * factor.to(F64) - (lsef * log2e).to(F64)).to(F32)
+        else:
+            y = s - lsef * log2e
+        p = torch.where(allowed, self._exp2(y), 0.0)
+        delta = _flush((dof * of).sum(-1, keepdim=True))
+        if "no delta" in self.bugs:
+            delta = torch.zeros_like(delta)
+        ds = p * (self._mm(problem, dof, vf.mT) - delta)
+        if problem.softcap:
+            ds = ds * (1 - t * t)
+        before = self.ds_scale == "before"
+        ds = _flush(ds * scale if before else ds)
+        cast_p, cast_ds = p.to(native).to(F32), ds.to(native).to(F32)
+        factor_q = factor_k = torch.ones(()) if before else scale
+        if "dq without scale" in self.bugs:
+            factor_q = torch.ones(())
+        if "dk without scale" in self.bugs:
+            factor_k = torch.ones(())
+        dq, dk, dv = torch.zeros_like(qf), torch.zeros_like(kf), torch.zeros_like(vf)
+        for keys in self._blocks(problem.seqlen_k):
+            dq = self._mm(problem, cast_ds[:, :, keys], kf[:, keys], dq)
+        for rows in self._blocks(qf.shape[1]):
+            dk = self._mm(problem, cast_ds[:, rows].mT, qf[:, rows], dk)
+            dv = self._mm(problem, cast_p[:, rows].mT, dof[:, rows], dv)
+        dq, dk, dv = (_flush(x).to(native) for x in (dq * factor_q, dk * factor_k, dv))
+        return dq.reshape(problem.shape_q), dk.reshape(problem.shape_k), dv.reshape(problem.shape_v)

@@ -146,7 +146,13 @@ class Accesses:
         return bad
 
     def resolve(
-        self, arg: Argument, terms: Terms, masks: Terms, shape: tuple[int, ...], site: Site, kind: str
+        self,
+        arg: Argument,
+        terms: Terms,
+        masks: Terms,
+        shape: tuple[int, ...],
+        site: Site,
+        kind: str,
     ) -> Cells:
         """Describe a tile's legal cells; whatever lies outside is reported and masked off.
 
@@ -182,7 +188,13 @@ class Accesses:
         return (linear % nx, linear // nx % ny, linear // (nx * ny))
 
     def _report_outside(
-        self, kind: str, site: Site, arg: Argument, index: Array, wrong: Array, shape: tuple[int, ...]
+        self,
+        kind: str,
+        site: Site,
+        arg: Argument,
+        index: Array,
+        wrong: Array,
+        shape: tuple[int, ...],
     ) -> None:
         common = np.broadcast_shapes(index.shape, wrong.shape)
         index, wrong = np.broadcast_to(index, common), np.broadcast_to(wrong, common)
@@ -231,7 +243,14 @@ class Accesses:
         return program if cells.axis is None else program[:, None]
 
     def _race(
-        self, site: Site, arg: Argument, index: Array, program: Array, other: Array, wrong: Array, how: str
+        self,
+        site: Site,
+        arg: Argument,
+        index: Array,
+        program: Array,
+        other: Array,
+        wrong: Array,
+        how: str,
     ) -> None:
         """Report races at flattened cells; `other` and `wrong` have one more axis for windows."""
         if not wrong.any():
@@ -245,7 +264,9 @@ class Accesses:
         me = self._position(int(program[where[0]]) - 1)
         number = int(other[where])
         who = f"program {self._position(number - 1)}" if number > 0 else "other programs"
-        detail = f"program {me} {how.format(who=who)} in the same launch, with nothing to order them"
+        detail = (
+            f"program {me} {how.format(who=who)} in the same launch, with nothing to order them"
+        )
         self.findings.add("race", site, arg, me, offset, int(np.count_nonzero(wrong)), detail)
 
     def _watch_read(self, site: Site, arg: Argument, cells: Cells) -> None:
@@ -394,7 +415,12 @@ class Accesses:
         return self._load_window(arg, cells, fill, scalar, len(shape))
 
     def _load_window(
-        self, arg: Argument, cells: Cells, fill: Any, scalar: str, rank: int  # noqa: ANN401
+        self,
+        arg: Argument,
+        cells: Cells,
+        fill: Any,
+        scalar: str,
+        rank: int,
     ) -> Array:
         axis, carrier = cells.axis, CARRIER[scalar]
         assert axis is not None

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fa_verify.ttir.memory import span_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from fa_verify.ttir.memory import Memory
 
@@ -35,8 +35,12 @@ class Allocations(TorchDispatchMode):
         self._kinds: dict[Any, tuple[tuple[int, str], ...] | None] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         """Run an operation and note its effect."""
         del types
         kwargs = kwargs or {}
@@ -61,7 +65,7 @@ class Allocations(TorchDispatchMode):
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             flat.fill_(float("nan"))
         elif tensor.dtype == torch.bool:
-            flat.fill_(True)  # noqa: FBT003 - torch's signature
+            flat.fill_(True)
         elif not tensor.dtype.is_signed:
             flat.view(torch.uint8).fill_(0x5B)
         else:
@@ -69,7 +73,7 @@ class Allocations(TorchDispatchMode):
         self.memory.set_written(tensor, written=False)
 
 
-def _written_arguments(func: Any) -> tuple[tuple[int, str], ...] | None:  # noqa: ANN401
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...] | None:
     """(position, name) of the arguments an operation writes; None for an uninitialised allocation."""
     schema = func._schema  # noqa: SLF001 - torch offers no other way
     if schema.name in _EMPTY:
@@ -81,7 +85,7 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...] | None:  # noqa
     )
 
 
-def _tensors(value: Any) -> Iterable[torch.Tensor]:  # noqa: ANN401
+def _tensors(value: Any) -> Iterable[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return (value,)
     if isinstance(value, list | tuple):

@@ -22,7 +22,7 @@ def pinned(index: int, configs: dict[str, int]) -> Iterator[None]:
     """
     tuned: set[tuple[Any, ...]] = set()
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         configs[self.base_fn.__name__] = len(self.configs)
         config = self.configs[index % len(self.configs)]

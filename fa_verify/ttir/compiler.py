@@ -38,18 +38,18 @@ class Compiler(CUDABackend):  # type: ignore[misc]
         """Key of this backend in Triton's disk cache."""
         return f"fa_verify-ttir-{_VERSION}-{CAPABILITY}"
 
-    def parse_options(self, opts: dict[str, Any]) -> Any:  # noqa: ANN401 - Triton's CUDAOptions
+    def parse_options(self, opts: dict[str, Any]) -> Any:
         """Options as the NVIDIA backend reads them; FMA contraction does not exist in TTIR."""
         opts = dict(opts)
         if opts.get("enable_fp_fusion") is None:
             opts["enable_fp_fusion"] = True
         return super().parse_options(opts)
 
-    def add_stages(self, stages: dict[str, Any], options: Any, language: Any) -> None:  # noqa: ANN401
+    def add_stages(self, stages: dict[str, Any], options: Any, language: Any) -> None:
         """Passes, and the text as bytes."""
         del language
 
-        def make_ttir(module: Any, metadata: dict[str, Any]) -> str:  # noqa: ANN401
+        def make_ttir(module: Any, metadata: dict[str, Any]) -> str:
             text = str(self.make_ttir(module, metadata, options, CAPABILITY))
             match = _ENTRY.search(text)
             metadata["name"] = match[1].strip('"') if match else ""

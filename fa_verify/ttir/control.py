@@ -146,7 +146,7 @@ def scf_for(op: Op, low: Lowering) -> Step:
     return step
 
 
-def _index(lower: Array, stride: Array, k: int, dtype: Any) -> Array:  # noqa: ANN401
+def _index(lower: Array, stride: Array, k: int, dtype: Any) -> Array:
     index = (lower + k * stride).astype(dtype)
     return index[:1] if (index == index[0]).all() else index
 

@@ -36,14 +36,14 @@ class Utilities:
         del device
         return dict(PROPERTIES)
 
-    def unload_module(self, module: Any) -> None:  # noqa: ANN401
+    def unload_module(self, module: Any) -> None:
         """Nothing was loaded."""
 
 
 class Launcher:
     """Runs one compiled kernel; Triton makes one for each."""
 
-    def __init__(self, src: Any, metadata: Any) -> None:  # noqa: ANN401 - Triton's objects
+    def __init__(self, src: Any, metadata: Any) -> None:
         """Remember the kernel's signature."""
         self.src, self.metadata = src, metadata
         fn = getattr(src, "fn", None)
@@ -57,9 +57,9 @@ class Launcher:
             if len(path) == 1 and path[0] < len(arg_names)
         }
 
-    def __call__(  # noqa: PLR0913 - Triton's calling convention
-        self, grid_x: int, grid_y: int, grid_z: int, stream: int, function: bytes, packed: Any,  # noqa: ANN401
-        launch_metadata: Any, enter: Any, leave: Any, *args: Any,  # noqa: ANN401
+    def __call__(
+        self, grid_x: int, grid_y: int, grid_z: int, stream: int, function: bytes, packed: Any,
+        launch_metadata: Any, enter: Any, leave: Any, *args: Any,
     ) -> None:  # fmt: skip
         """Launch, synchronously."""
         del stream, packed
@@ -89,7 +89,7 @@ class Launcher:
             leave(launch_metadata)
 
 
-def _flatten(name: str, type_: Any, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+def _flatten(name: str, type_: Any, value: Any) -> Iterator[tuple[str, Any]]:
     """One Python argument as the TTIR function's arguments."""
     if isinstance(type_, tuple):
         for i, (inner, part) in enumerate(zip(type_, value, strict=True)):
@@ -148,7 +148,7 @@ class Driver(DriverBase):  # type: ignore[misc]
         del device
         return divmod(CAPABILITY, 10)
 
-    def get_device_interface(self) -> Any:  # noqa: ANN401
+    def get_device_interface(self) -> Any:
         """Return torch.cuda, which answers for us while we are active."""
         return torch.cuda
 
@@ -159,7 +159,9 @@ class Driver(DriverBase):  # type: ignore[misc]
     def get_benchmarker(self) -> Callable[..., list[float]]:
         """Run once and time nothing."""
 
-        def once(kernel_call: Callable[[], Any], *, quantiles: list[float], **_: Any) -> list[float]:
+        def once(
+            kernel_call: Callable[[], Any], *, quantiles: list[float], **_: Any
+        ) -> list[float]:
             kernel_call()
             return [0.0] * len(quantiles)
 
@@ -172,7 +174,7 @@ class Driver(DriverBase):  # type: ignore[misc]
     def clear_cache(self, cache: torch.Tensor) -> None:
         """See get_empty_cache_for_benchmark."""
 
-    def assemble_tensormap_to_arg(self, tensormaps_info: Any, args: Any) -> Any:  # noqa: ANN401
+    def assemble_tensormap_to_arg(self, tensormaps_info: Any, args: Any) -> Any:
         """Descriptors stay as they are."""
         del tensormaps_info
         return args

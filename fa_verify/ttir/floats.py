@@ -117,7 +117,7 @@ def round_tf32(x: Array) -> Array:
     return np.where(np.isfinite(x), rounded, x)
 
 
-def poison(scalar: str) -> Any:  # noqa: ANN401 - a NumPy scalar of the carrier's type
+def poison(scalar: str) -> Any:
     """What an illegal read yields: NaN, or a large odd integer."""
     carrier = CARRIER[scalar]
     if carrier.kind == "f":

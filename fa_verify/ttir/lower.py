@@ -197,7 +197,7 @@ class Lowering:
 
     # -- common shapes of rule
     def unary(self, op: Op, function: Callable[[RuntimeValue], RuntimeValue]) -> Step:
-        """result = function(operand)."""
+        """Result = function(operand)."""
         a, r = self.slot(op.operands[0]), self.slot(op.results[0])
 
         def step(env: Env) -> None:
@@ -206,7 +206,7 @@ class Lowering:
         return step
 
     def binary(self, op: Op, function: Callable[[Any, Any], RuntimeValue]) -> Step:
-        """result = function(left, right)."""
+        """Result = function(left, right)."""
         a, b, r = self.slot(op.operands[0]), self.slot(op.operands[1]), self.slot(op.results[0])
 
         def step(env: Env) -> None:
@@ -215,7 +215,7 @@ class Lowering:
         return step
 
     def nary(self, op: Op, function: Callable[..., RuntimeValue]) -> Step:
-        """result = function(*operands)."""
+        """Result = function(*operands)."""
         slots, r = [self.slot(x) for x in op.operands], self.slot(op.results[0])
 
         def step(env: Env) -> None:

@@ -26,7 +26,7 @@ _UNSIGNED: dict[Any, Any] = {
 
 
 # -- constants
-def parse_number(text: str, type_: Type) -> Any:  # noqa: ANN401 - a NumPy scalar
+def parse_number(text: str, type_: Type) -> Any:
     """One literal of MLIR's constant syntax."""
     carrier = CARRIER[type_.scalar]
     if text in ("true", "false"):
@@ -247,7 +247,10 @@ def extended(op: Op, low: Lowering) -> Step:
         a, b = env[a_s], env[b_s]
         if not signed:
             a, b = _unsigned(a), _unsigned(b)
-        wide = a.astype(np.int64 if signed else np.uint64), b.astype(np.int64 if signed else np.uint64)
+        wide = (
+            a.astype(np.int64 if signed else np.uint64),
+            b.astype(np.int64 if signed else np.uint64),
+        )
         product = wide[0] + wide[1] if add else wide[0] * wide[1]
         env[first] = product.astype(dtype)
         high = product >> type(product.flat[0])(bits)
@@ -419,7 +422,10 @@ def bitcast(op: Op, low: Lowering) -> Step:
     source, target = op.operands[0].type, op.results[0].type
     if source.scalar == "ptr":  # the element type is taken from where the pointer is used
         same = (source.pointee or source).bits == (target.pointee or target).bits
-        byte_bool = {"i1", "i8"} >= {(source.pointee or source).scalar, (target.pointee or target).scalar}
+        byte_bool = {"i1", "i8"} >= {
+            (source.pointee or source).scalar,
+            (target.pointee or target).scalar,
+        }
         if not same and not byte_bool:
             raise Unsupported(f"a pointer cast from {source} to {target}")
         return low.unary(op, lambda x: x)
@@ -427,7 +433,9 @@ def bitcast(op: Op, low: Lowering) -> Step:
         if source.scalar == target.scalar:
             return low.unary(op, lambda x: x)
         dtype = CARRIER[target.scalar]
-        return low.unary(op, lambda x: (x & 1).astype(dtype) if dtype.kind == "b" else x.astype(dtype))
+        return low.unary(
+            op, lambda x: (x & 1).astype(dtype) if dtype.kind == "b" else x.astype(dtype)
+        )
 
     def convert(x: Array) -> Array:
         raw = encode(np.ascontiguousarray(x), source.scalar)

@@ -29,7 +29,7 @@ def _rsqrt(x: Array) -> Array:
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c with one rounding for float32 (the product is exact in float64)."""
+    """A * b + c with one rounding for float32 (the product is exact in float64)."""
     if a.dtype == np.float64:
         return a * b + c
     return (a.astype(np.float64) * b + c).astype(np.float32)

@@ -34,7 +34,7 @@ def _sum(x: Array, axis: int) -> Array:
 def _extreme(
     numpy_reduce: Callable[..., Array], torch_reduce: Callable[..., torch.Tensor]
 ) -> Callable[[Array, int], Array]:
-    """maxnum and minnum: torch's reduction propagates NaN, so its NaNs are looked at again."""
+    """Maxnum and minnum: torch's reduction propagates NaN, so its NaNs are looked at again."""
 
     def apply(x: Array, axis: int) -> Array:
         if x.size < _FEW:
@@ -45,11 +45,11 @@ def _extreme(
     return apply
 
 
-def _plain(function: Any) -> Callable[[Array, int], Array]:  # noqa: ANN401 - a NumPy ufunc
+def _plain(function: Any) -> Callable[[Array, int], Array]:
     return lambda x, axis: function.reduce(x, axis=axis, dtype=x.dtype)
 
 
-def _unsigned(function: Any) -> Callable[[Array, int], Array]:  # noqa: ANN401
+def _unsigned(function: Any) -> Callable[[Array, int], Array]:
     def apply(x: Array, axis: int) -> Array:
         return function.reduce(x.view(f"u{x.dtype.itemsize}"), axis=axis).view(x.dtype)
 
@@ -140,7 +140,9 @@ def reduce(op: Op, low: Lowering) -> Step:
         length = extent
         while length > 1:
             half = length // 2
-            combined = combine(env, [v[:half] for v in values], [v[half : 2 * half] for v in values])
+            combined = combine(
+                env, [v[:half] for v in values], [v[half : 2 * half] for v in values]
+            )
             if length % 2:
                 combined = [
                     np.concatenate([c, v[-1:]]) for c, v in zip(combined, values, strict=True)
@@ -176,7 +178,9 @@ def scan(op: Op, low: Lowering) -> Step:
             ]
             distance *= 2
         for slot, value in zip(results, values, strict=True):
-            env[slot] = np.ascontiguousarray(np.moveaxis(value[::-1] if reverse else value, 0, axis))
+            env[slot] = np.ascontiguousarray(
+                np.moveaxis(value[::-1] if reverse else value, 0, axis)
+            )
 
     return step
 

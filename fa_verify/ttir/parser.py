@@ -116,8 +116,10 @@ def parse_type(text: str) -> Type:
 
 
 def _block_type(inner: str) -> Type:
-    inner = inner.split(",")[0]
-    return parse_type(inner if inner.startswith("tensor<") or "x" not in inner else f"tensor<{inner}>")
+    inner = inner.split(",", maxsplit=1)[0]
+    return parse_type(
+        inner if inner.startswith("tensor<") or "x" not in inner else f"tensor<{inner}>"
+    )
 
 
 class _Parser:

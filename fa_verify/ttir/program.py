@@ -19,6 +19,7 @@ from fa_verify.ttir.control import Body
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.findings import Findings, Site
 from fa_verify.ttir.floats import CARRIER, round_to
+from fa_verify.ttir.hoist import hoist
 from fa_verify.ttir.lower import Lowering
 from fa_verify.ttir.machine import Lanes, Machine
 from fa_verify.ttir.memory import Argument, Memory, Tracking
@@ -27,10 +28,10 @@ from fa_verify.ttir.roots import stored_arguments
 from fa_verify.ttir.values import Descriptor, Pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from fa_verify.ttir.floats import Array
-    from fa_verify.ttir.ir import Function, Op, Type
+    from fa_verify.ttir.ir import Op, Type
     from fa_verify.ttir.lower import Rule
     from fa_verify.ttir.options import Options
 
@@ -77,6 +78,7 @@ class Program:
         self._peak = 1
         callees = [f for f in module.functions.values() if f is not self.entry]
         for function in (*callees, self.entry):
+            hoist(function)
             low = Lowering(function, module, self.machine, RULES, self._site, self._bodies)
             self._bodies[function.name] = Body(low)
             self._peak += low.peak_bytes
@@ -136,8 +138,13 @@ class Program:
                 body(bound)
 
     def _bind(
-        self, name: str, value: Any, type_: Type, memory: Memory, arguments: list[Argument]  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        self,
+        name: str,
+        value: Any,
+        type_: Type,
+        memory: Memory,
+        arguments: list[Argument],
+    ) -> Any:
         if type_.scalar == "ptr":
             assert type_.pointee is not None
             argument = Argument(name, _tensor(value), type_.pointee.scalar, memory)

@@ -48,9 +48,7 @@ def _join(op: Op, classes: _Classes) -> None:
                 classes.join(result, given)
     elif op.name == "scf.while":
         before, after = op.regions[0].blocks[0], op.regions[1].blocks[0]
-        for init, arg, given in zip(
-            op.operands, before.args, after.ops[-1].operands, strict=True
-        ):
+        for init, arg, given in zip(op.operands, before.args, after.ops[-1].operands, strict=True):
             classes.join(init, arg)
             classes.join(init, given)
         for given, arg, result in zip(

@@ -66,7 +66,7 @@ class Run:
         """Bool tensor of `tensor`'s shape: elements that nobody wrote."""
         return self.memory.unwritten(tensor)
 
-    def record_launch(self, **fields: Any) -> None:  # noqa: ANN401
+    def record_launch(self, **fields: Any) -> None:
         """Note a launch (called by the driver)."""
         self.launches.append(Launch(**fields))
 

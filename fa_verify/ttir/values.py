@@ -54,7 +54,9 @@ class Pointer:
 
     __slots__ = ("args", "terms", "which")
 
-    def __init__(self, args: tuple[Argument, ...], terms: Terms, which: Array | None = None) -> None:
+    def __init__(
+        self, args: tuple[Argument, ...], terms: Terms, which: Array | None = None
+    ) -> None:
         """Point into `args`."""
         self.args, self.terms, self.which = args, terms, which
 
@@ -137,6 +139,7 @@ def merge(parts: Sequence[tuple[Selection, RuntimeValue]], lanes: int) -> Runtim
             which = _merge_arrays([(where, pair[1]) for where, pair in pairs], lanes)
         return Pointer(args, (offsets,), which)
     if isinstance(first, Descriptor):
+
         def each(pick: Callable[[Descriptor], RuntimeValue]) -> RuntimeValue:
             return merge([(where, pick(value)) for where, value in parts], lanes)
 

@@ -64,7 +64,9 @@ def forward(
 
 
 @triton.jit
-def delta_kernel(o_ptr, do_ptr, delta_ptr, rows, head_dim, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
+def delta_kernel(
+    o_ptr, do_ptr, delta_ptr, rows, head_dim, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr
+):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     d = tl.arange(0, BLOCK_D)
     inside = (i[:, None] < rows) & (d[None, :] < head_dim)
@@ -118,7 +120,7 @@ def backward(
             tl.atomic_add(dq_ptr + q_at, dq, mask=q_in, sem="relaxed")
         else:
             so_far = tl.load(dq_ptr + q_at, mask=q_in, other=0.0)
-            tl.store(dq_ptr + q_at, so_far + dq, mask=q_in)  # the defect: programs overwrite each other
+            tl.store(dq_ptr + q_at, so_far + dq, mask=q_in)  # the defect
     tl.store(dk_ptr + k_at, (dk * scale).to(dk_ptr.dtype.element_ty), mask=k_in)
     tl.store(dv_ptr + k_at, dv.to(dv_ptr.dtype.element_ty), mask=k_in)
 
@@ -229,7 +231,10 @@ def test_dq_by_load_add_store_is_a_race_and_by_atomics_is_not():
     races = [x for x in run.incidents if x.kind == "race"]
     assert races
     assert {x.argument for x in races} == {"dq_ptr"}
-    assert {x.line for x in races} <= {line_of("so_far = tl.load"), line_of("# the defect: programs")}
+    assert {x.line for x in races} <= {
+        line_of("so_far = tl.load"),
+        line_of("# the defect"),
+    }
     assert all(x.kernel == "backward" and x.file == __file__ for x in races)
     assert "program (" in races[0].detail
     assert races[0].coordinates is not None

@@ -88,7 +88,9 @@ def test_division_is_correctly_rounded(dtype):
     assert torch.equal(o, (a.float() / b.float()).to(o.dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8], ids=str
+)
 @pytest.mark.parametrize(
     ("op", "function"),
     [
@@ -214,7 +216,11 @@ def test_fp8_saturates_and_widens_exactly(source, target):
 
 @pytest.mark.parametrize("target", [torch.int8, torch.int32, torch.int64, torch.uint8], ids=str)
 def test_float_to_integer_truncates_toward_zero(target):
-    x = values(torch.float32, scale=20.0).abs() if target == torch.uint8 else values(torch.float32, scale=20.0)
+    x = (
+        values(torch.float32, scale=20.0).abs()
+        if target == torch.uint8
+        else values(torch.float32, scale=20.0)
+    )
     o = torch.empty(N, dtype=target)
     launch(convert, x, o, False, N)
     assert torch.equal(o, x.trunc().to(target))
@@ -224,7 +230,9 @@ def test_float_to_integer_truncates_toward_zero(target):
 @pytest.mark.parametrize("target", FLOATS, ids=str)
 def test_integer_to_float_rounds_once(source, target):
     info = torch.iinfo(source)
-    x = torch.randint(info.min, info.max, (N,), generator=torch.Generator().manual_seed(1), dtype=source)
+    x = torch.randint(
+        info.min, info.max, (N,), generator=torch.Generator().manual_seed(1), dtype=source
+    )
     if source in (torch.int32, torch.int64):
         x = x % 60000
     o = torch.empty(N, dtype=target)
@@ -246,7 +254,9 @@ def test_bitcasts_keep_the_bits(source, target):
 
 
 @triton.jit
-def reduce_rows(x_ptr, o_ptr, OP: tl.constexpr, AXIS: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+def reduce_rows(
+    x_ptr, o_ptr, OP: tl.constexpr, AXIS: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+):
     r = tl.arange(0, R)
     c = tl.arange(0, C)
     x = tl.load(x_ptr + r[:, None] * C + c[None, :])
@@ -293,7 +303,11 @@ def test_reductions(op, function, axis, rows):
     o = torch.empty(want.shape, dtype=want.dtype)
     launch(reduce_rows, x, o, op, axis, rows, 32)
     if "arg" in op:  # ties go to the first
-        first = (x == x.amax(axis, keepdim=True)) if op == "argmax" else (x == x.amin(axis, keepdim=True))
+        first = (
+            (x == x.amax(axis, keepdim=True))
+            if op == "argmax"
+            else (x == x.amin(axis, keepdim=True))
+        )
         want = first.int().argmax(axis).int()
     assert torch.equal(o, want)
 
@@ -325,7 +339,9 @@ def test_integer_xor():
 
 
 @triton.jit
-def scan_rows(x_ptr, o_ptr, OP: tl.constexpr, REVERSE: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+def scan_rows(
+    x_ptr, o_ptr, OP: tl.constexpr, REVERSE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+):
     at = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
     x = tl.load(x_ptr + at)
     if OP == "sum":
@@ -417,7 +433,10 @@ def test_tf32_probes_of_a_tie():
 
 @pytest.mark.parametrize("precision", ["tf32x3", "bf16x3", "bf16x6"])
 def test_split_dots_are_nearly_float32(precision):
-    a, b = values(torch.float32, 1024).view(32, 32), values(torch.float32, 1024, seed=1).view(32, 32)
+    a, b = (
+        values(torch.float32, 1024).view(32, 32),
+        values(torch.float32, 1024, seed=1).view(32, 32),
+    )
     c = torch.empty(32, 32)
     launch(matmul_tile, a, b, c, precision, 32, 32, 32, tl.float32)
     error = (c.double() - a.double() @ b.double()).abs().max().item()
@@ -489,7 +508,9 @@ def atomics(x_ptr, old_ptr, OP: tl.constexpr, N: tl.constexpr):
     elif OP == "xchg":
         old = tl.atomic_xchg(x_ptr + i, pid)
     elif OP == "cas":
-        old = tl.atomic_cas(x_ptr + i, tl.full([N], 0, tl.int32) + pid, tl.full([N], 1, tl.int32) + pid)
+        old = tl.atomic_cas(
+            x_ptr + i, tl.full([N], 0, tl.int32) + pid, tl.full([N], 1, tl.int32) + pid
+        )
     elif OP == "same":
         old = tl.atomic_add(x_ptr + i * 0, 1)
     tl.store(old_ptr + pid * N + i, old, mask=i < N - 2)
@@ -500,7 +521,9 @@ def atomics(x_ptr, old_ptr, OP: tl.constexpr, N: tl.constexpr):
 def test_atomics_take_effect_in_program_order(op, memory_limit):
     n, programs = 8, 5
     x, old = torch.zeros(n, dtype=torch.int32), torch.zeros(programs, n, dtype=torch.int32)
-    launch(atomics, x, old, op, n, grid=(programs,), options=ttir.Options(memory_limit=memory_limit))
+    launch(
+        atomics, x, old, op, n, grid=(programs,), options=ttir.Options(memory_limit=memory_limit)
+    )
     step = {
         "add": lambda v, p: v + p + 1, "max": lambda v, p: max(v, 3 * p - 2), "min": lambda v, p: min(v, -p),
         "and": lambda v, p: v & (p + 6), "or": lambda v, p: v | 1 << p, "xor": lambda v, p: v ^ 1 << p,
@@ -508,7 +531,9 @@ def test_atomics_take_effect_in_program_order(op, memory_limit):
     }  # fmt: skip
     if op == "same":
         assert x[0] == n * programs
-        assert old[:, : n - 2].flatten().tolist() == [p * n + i for p in range(programs) for i in range(n - 2)]
+        assert old[:, : n - 2].flatten().tolist() == [
+            p * n + i for p in range(programs) for i in range(n - 2)
+        ]
         return
     value = 0
     for program in range(programs):
@@ -549,7 +574,7 @@ def divergent(x_ptr, o_ptr, n):
             total += x
         elif x < -1.0:
             total -= 1.0
-            for j in range(0, i):
+            for j in range(i):
                 count += j
         else:
             count += 1
@@ -579,7 +604,11 @@ def test_programs_that_go_different_ways():
                 count += 1
         while total > 4:
             total, count = total / np.float32(2), count + 100
-        want = total + np.float32(count) if pid < 30 else (-1.0 if pid % 2 == 0 else before[64 + pid].item())
+        want = (
+            total + np.float32(count)
+            if pid < 30
+            else (-1.0 if pid % 2 == 0 else before[64 + pid].item())
+        )
         assert (x[64 + pid] if pid % 2 else o[pid]).item() == want, pid
 
 
@@ -609,7 +638,7 @@ def moving_pointers(x_ptr, o_ptr, stride, steps, R: tl.constexpr, C: tl.constexp
     pid = tl.program_id(0)
     p = x_ptr + pid * R * stride + tl.arange(0, R)[:, None] * stride + tl.arange(0, C)[None, :]
     acc = tl.zeros([R, C], tl.float32)
-    for _ in range(0, steps):
+    for _ in range(steps):
         acc += tl.load(p)
         p += C
     tl.store(o_ptr + pid * R * C + tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :], acc)
@@ -636,7 +665,12 @@ def test_philox_is_the_published_one():
         c, k = [counter, 0, 0, 0], [key & 0xFFFFFFFF, key >> 32]
         for _ in range(10):
             p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-            c = [(p1 >> 32) ^ c[1] ^ k[0], p1 & 0xFFFFFFFF, (p0 >> 32) ^ c[3] ^ k[1], p0 & 0xFFFFFFFF]
+            c = [
+                (p1 >> 32) ^ c[1] ^ k[0],
+                p1 & 0xFFFFFFFF,
+                (p0 >> 32) ^ c[3] ^ k[1],
+                p0 & 0xFFFFFFFF,
+            ]
             k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
         return c[0]
 
@@ -650,7 +684,7 @@ def test_philox_is_the_published_one():
 def descriptors(in_desc, o_ptr, rows, cols, R: tl.constexpr, C: tl.constexpr):
     pid = tl.program_id(0)
     out = tl.make_tensor_descriptor(o_ptr, [rows, cols], [cols, 1], [R, C])
-    for j in range(0, tl.cdiv(cols, C)):
+    for j in range(tl.cdiv(cols, C)):
         tile = in_desc.load([pid * R, j * C])
         out.store([pid * R, j * C], tile * 2)
 

@@ -9,7 +9,9 @@ from fa_verify import ttir
 
 
 @triton.jit
-def copy_rows(x_ptr, y_ptr, rows, cols, stride_x, stride_y, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+def copy_rows(
+    x_ptr, y_ptr, rows, cols, stride_x, stride_y, MASKED: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0)
     col = tl.arange(0, BLOCK)
     if MASKED:

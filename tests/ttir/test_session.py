@@ -31,7 +31,8 @@ def tuned(x_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.autotune(
-    configs=[triton.Config({"BLOCK": 16}, pre_hook=lambda kwargs: seen.append(kwargs["BLOCK"]))], key=[]
+    configs=[triton.Config({"BLOCK": 16}, pre_hook=lambda kwargs: seen.append(kwargs["BLOCK"]))],
+    key=[],
 )
 @triton.heuristics({"EVEN": lambda kwargs: kwargs["n"] % kwargs["BLOCK"] == 0})
 @triton.jit
@@ -61,7 +62,9 @@ def waiter(flag_ptr):
 @triton.jit
 def assembly(x_ptr):
     x = tl.load(x_ptr)
-    y = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
+    y = tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
     tl.store(x_ptr, y)  # after the assembly
 
 
@@ -203,7 +206,10 @@ def test_the_deadline_stops_an_endless_loop():
 
 
 def test_a_hopeless_wait_is_unsupported_and_names_its_line():
-    with pytest.raises(ttir.Unsupported, match="waits for another program") as caught, ttir.execute():
+    with (
+        pytest.raises(ttir.Unsupported, match="waits for another program") as caught,
+        ttir.execute(),
+    ):
         waiter[(1,)](torch.zeros(1, dtype=torch.int32))
     assert caught.value.file == __file__
     assert caught.value.op == "scf.while"
@@ -221,7 +227,11 @@ def test_what_cannot_be_run_names_operation_and_line():
 
 @pytest.mark.parametrize(
     ("fields", "match"),
-    [({"schedule": "serial"}, "schedule="), ({"memory_limit": 0}, "memory_limit="), ({"config": -1}, "config=")],
+    [
+        ({"schedule": "serial"}, "schedule="),
+        ({"memory_limit": 0}, "memory_limit="),
+        ({"config": -1}, "config="),
+    ],
 )
 def test_options_reject_what_means_nothing(fields, match):
     with pytest.raises(ValueError, match=match):

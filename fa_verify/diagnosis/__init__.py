@@ -66,7 +66,7 @@ def _causes(trial: Trial, evidence: Evidence) -> _Causes:
     if evidence.wrong(*_FORWARD) or (holes and "o" in trial.execution.unwritten):
         forward = explain.forward(trial, evidence)
     if evidence.wrong(*_GRADIENTS):
-        backward = explain.backward(trial, evidence)
+        backward = explain.backward(trial, evidence, like=forward)
     excuse = "" if trial.execution.incidents or holes else looser(trial)
     return _Causes(forward=forward, backward=backward, looser=excuse)
 
@@ -96,7 +96,9 @@ _FIXED = {
 def _value(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) -> str:
     name = failure.tensor
     found = causes.forward if name in _FORWARD else causes.backward
-    if found is not None:
+    if found is not None and found.hypothesis.follows and causes.forward is not None:
+        text = f"follows from the forward pass: {causes.forward.text}"
+    elif found is not None:
         text = found.text
     elif name in _GRADIENTS and causes.forward is not None:
         text = f"follows from the forward pass: {causes.forward.text}"

@@ -23,7 +23,7 @@ _TILES = (16, 32, 64, 128)
 _LN2 = math.log(2.0)
 
 
-def blocks(trial: Trial, keys: int) -> list[int]:
+def _blocks(trial: Trial, keys: int) -> list[int]:
     """Block sizes to try: first those that the launches name, then the usual ones."""
     named = [int(n) for n in re.findall(r"BLOCK_N\w*=(\d+)", trial.execution.config)]
     usual = [16, 32, 64, 128, 256]
@@ -110,10 +110,11 @@ def _columns(problem: Problem) -> Iterator[tuple[str, Knobs]]:
 
 
 def skips(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
+    """Keys that a loop leaves out."""
     keys = problem.seqlen_k
     yield "the last key is skipped", Knobs(keys_end=keys - 1)
     yield "the first key is skipped", Knobs(keys_begin=1)
-    for block in blocks(trial, keys):
+    for block in _blocks(trial, keys):
         if keys % block and keys > block:
             yield (
                 f"the last, partial block of keys is skipped (blocks of {block})",
@@ -132,7 +133,7 @@ def online(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
     yield "lse is log(l): the row maximum is missing", Knobs(lse_no_max=True)
     yield "o is not divided by l", Knobs(normalise=False)
     yield "the running maximum m starts at 0 instead of -inf", Knobs(start=0.0)
-    sizes = blocks(trial, problem.seqlen_k)
+    sizes = _blocks(trial, problem.seqlen_k)
     for block in sizes:
         if problem.seqlen_k % block:
             yield (

@@ -19,9 +19,10 @@ __all__ = ["Explanation", "backward", "forward"]
 
 # A right hypothesis explains all but the elements where a rounding flips; chance agreement of a
 # wrong one is far below. Accumulators in 16 bits are the hardest: each step's rounding depends on
-# the float32 sum before it, so some rows drift; hence 0.9 and a gain of 3.
+# the float32 sum before it, so some rows drift; hence 0.9.
 _LEAST_EXPLAINED = 0.9
-_LEAST_GAIN = 3.0
+_LEAST_GAIN = 1.5  # on the wrong elements alone
+_LEAST_MERIT = 3.0
 _CLEARLY_BETTER = 1.25  # below that the simpler (earlier) of two hypotheses is named
 
 
@@ -49,11 +50,22 @@ def forward(trial: Trial, evidence: Evidence) -> Explanation | None:
     return _best(for_forward(trial, evidence), evidence)
 
 
-def backward(trial: Trial, evidence: Evidence) -> Explanation | None:
-    """The best explanation of wrong gradients, if any fits."""
+def backward(
+    trial: Trial, evidence: Evidence, *, like: Explanation | None = None
+) -> Explanation | None:
+    """The best explanation of wrong gradients, if any fits.
+
+    Args:
+        trial: The trial.
+        evidence: Its evidence.
+        like: What explains the forward pass: the same cause goes before others.
+    """
     if not evidence.small:
         return None
-    return _best(for_backward(trial, evidence), evidence)
+    hypotheses = list(for_backward(trial, evidence))
+    if like is not None:
+        hypotheses.sort(key=lambda h: not h.sentence.endswith(like.hypothesis.sentence))
+    return _best(hypotheses, evidence)
 
 
 def _best(hypotheses: Iterable[Hypothesis], evidence: Evidence) -> Explanation | None:
@@ -61,13 +73,11 @@ def _best(hypotheses: Iterable[Hypothesis], evidence: Evidence) -> Explanation |
     for hypothesis in hypotheses:
         prediction = hypothesis.predict()
         found = fit(evidence.seen, prediction.values, prediction.free, evidence.problem.dtype)
-        if found.explained < _LEAST_EXPLAINED or found.gain < _LEAST_GAIN:
-            continue
-        if best is None or _merit(found) > _CLEARLY_BETTER * _merit(best.fit):
+        accepted = (
+            found.explained >= _LEAST_EXPLAINED
+            and found.gain >= _LEAST_GAIN
+            and found.merit >= _LEAST_MERIT
+        )
+        if accepted and (best is None or found.merit > _CLEARLY_BETTER * best.fit.merit):
             best = Explanation(hypothesis, found)
     return best
-
-
-def _merit(found: Fit) -> float:
-    """Gain, less what it leaves unexplained."""
-    return found.gain * found.explained**4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -38,27 +38,42 @@ class Hypothesis:
         sentence: For the kernel's author.
         predict: What the kernel would have written.
         addressing: The cause is a wrong address, so it explains forbidden accesses as well.
+        follows: The backward pass is right, given the o and lse that the forward pass wrote.
     """
 
     sentence: str
     predict: Callable[[], Prediction]
     addressing: bool = False
+    follows: bool = False
 
 
-def _declared_p(trial: Trial, problem: Problem) -> str:
-    form = trial.kernel.arithmetic.p_dtype
-    form = problem.dtype if form == "input" else form
+def _declared(trial: Trial, problem: Problem, knobs: Knobs) -> Knobs:
+    """The knobs with the kernel's declared rounding of P and dS, and the backend's of operands."""
+    arithmetic = trial.kernel.arithmetic
+    return dataclasses.replace(
+        knobs,
+        p_dtype=knobs.p_dtype or _format(arithmetic.p_dtype, problem),
+        ds_dtype=knobs.ds_dtype or _format(arithmetic.ds_dtype, problem),
+        tf32=_tf32(trial) if problem.dot_precision == "tf32" else "",
+    )
+
+
+def _format(declared: str, problem: Problem) -> str:
+    form = problem.dtype if declared == "input" else declared
     return "" if form == "float32" else form
+
+
+def _tf32(trial: Trial) -> Literal["truncate", "nearest"]:
+    return "nearest" if trial.setup.float_model == "tf32-rna" else "truncate"
 
 
 def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     """Causes of a wrong o or lse."""
-    problem, p_dtype = evidence.problem, _declared_p(trial, evidence.problem)
+    problem = evidence.problem
 
     def predictor(knobs: Knobs) -> Callable[[], Prediction]:
         def predict() -> Prediction:
-            rounded = knobs.p_dtype or p_dtype
-            used = dataclasses.replace(knobs, p_dtype=rounded)
+            used = _declared(trial, problem, knobs)
             values = model.forward(problem, evidence.q, evidence.k, evidence.v, used)
             free = {}
             if knobs.head_dim_v is not None and knobs.head_dim_v < problem.head_dim_v:
@@ -69,18 +84,18 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         return predict
 
     if evidence.whole and evidence.small:
-        yield from _forward_addresses(trial, evidence, p_dtype)
+        yield from _forward_addresses(trial, evidence)
     for source in (shared(problem), online(trial, problem), skips(trial, problem)):
         for sentence, knobs in source:
             yield Hypothesis(sentence, predictor(knobs))
 
 
-def _forward_addresses(trial: Trial, evidence: Evidence, p_dtype: str) -> Iterator[Hypothesis]:
+def _forward_addresses(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     outputs, x = trial.execution.outputs, trial.pristine
     if outputs is None or "o" not in evidence.seen or not evidence.seen["o"].got.numel():
         return
     problem, right = evidence.problem, tuple(outputs.o.stride())
-    knobs = dataclasses.replace(RIGHT, p_dtype=p_dtype)
+    knobs = _declared(trial, problem, RIGHT)
     for name, other in (("q", x.q), ("k", x.k), ("v", x.v)):
         wrong = (*other.stride()[:3], right[3])
 
@@ -112,11 +127,11 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     right = model.forward(problem, evidence.q, evidence.k, evidence.v)
     o = evidence.seen["o"].got
     lse = evidence.seen["lse"].got if "lse" in evidence.seen else right["lse"]
-    p_dtype, do = _declared_p(trial, problem), evidence.do
+    do = evidence.do
 
     def predictor(knobs: Knobs, do: torch.Tensor = do) -> Callable[[], Prediction]:
         def predict() -> Prediction:
-            used = dataclasses.replace(knobs, p_dtype=knobs.p_dtype or p_dtype)
+            used = _declared(trial, problem, knobs)
             tensors = (evidence.q, evidence.k, evidence.v, do)
             values = model.backward(problem, tensors, o, lse, used)
             free = {}
@@ -128,6 +143,11 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
 
         return predict
 
+    yield Hypothesis(
+        "the gradients are right for the o and lse that the forward pass wrote",
+        predictor(RIGHT),
+        follows=True,
+    )
     if evidence.whole and evidence.small:
         yield from _backward_addresses(trial, evidence, predictor)
     for source in (gradients(problem), shared(problem), skips(trial, problem)):

@@ -30,7 +30,7 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
     if incident.kind == "race":
         if any(o.kind == "out-of-bounds-write" and o.argument == name for o in others):
             return (
-                f"the store to {name} is not masked: rows past the end of one head are the next "
+                f"the store of {name} is not masked: rows past the end of one head are the next "
                 "head's first rows, which two programs then write"
             )
         return (

@@ -47,6 +47,8 @@ class Knobs:
         group_heads: Which query heads of a group reach dk and dv.
         dq_keys_end, dkdv_rows_end: Keys that reach dq, rows that reach dk and dv.
         ds_dtype: Format that dS is rounded to.
+        tf32: How the operands of dots lose all but ten mantissa bits: "" not at all, "truncate"
+            (Hopper) or "nearest".
     """
 
     head_dim: int | None = None
@@ -81,6 +83,7 @@ class Knobs:
     dq_keys_end: int | None = None
     dkdv_rows_end: int | None = None
     ds_dtype: str = ""
+    tf32: Literal["", "truncate", "nearest"] = ""
 
 
 RIGHT = Knobs()
@@ -88,6 +91,16 @@ RIGHT = Knobs()
 
 def _rounded(x: torch.Tensor, dtype: str) -> torch.Tensor:
     return x.to(getattr(torch, dtype)).to(torch.float64) if dtype else x
+
+
+def _operand(x: torch.Tensor, knobs: Knobs) -> torch.Tensor:
+    """An operand of a dot: 13 of float32's mantissa bits dropped under tf32."""
+    if not knobs.tf32:
+        return x
+    bits = x.to(torch.float32).view(torch.int32)
+    if knobs.tf32 == "nearest":
+        bits = bits + (1 << 12)
+    return (bits & ~((1 << 13) - 1)).view(torch.float32).to(torch.float64)
 
 
 def _float32_range(x: torch.Tensor) -> torch.Tensor:
@@ -133,7 +146,8 @@ def _scores(
     """Logits and the softcap's slope."""
     width = knobs.head_dim
     scale = problem.scale if knobs.scale is None else knobs.scale
-    logits = (q[..., :width] @ k[..., :width].mT) * scale
+    q, k = _operand(q[..., :width], knobs), _operand(k[..., :width], knobs)
+    logits = (q @ k.mT) * scale
     slope = torch.ones_like(logits)
     if problem.softcap and knobs.softcap:
         tanh = torch.tanh(logits / problem.softcap)
@@ -166,6 +180,7 @@ def forward(
         v = torch.nn.functional.pad(v, (0, 0, 0, extra))
         keys += extra
     logits, _ = _scores(problem, q, k, knobs)
+    v = _operand(v, knobs)
     logits = logits.masked_fill(~_visible(problem, knobs, keys), -torch.inf)
     shape = logits.shape[:3]
     m = torch.full(shape, knobs.start, dtype=torch.float64)
@@ -180,7 +195,7 @@ def forward(
         l = l * rescale if knobs.rescale_l else l  # noqa: E741
         l = _rounded(l + p.sum(dim=-1), knobs.l_dtype)  # noqa: E741
         acc = acc * rescale[..., None] if knobs.rescale_acc else acc
-        product = _rounded(p, knobs.p_dtype) @ v[..., first : first + block, :]
+        product = _operand(_rounded(p, knobs.p_dtype), knobs) @ v[..., first : first + block, :]
         acc = _rounded(acc + _rounded(product, knobs.product_dtype), knobs.acc_dtype)
         m = m_new
     empty = torch.isinf(m) & (m < 0)
@@ -221,15 +236,16 @@ def backward(
     p = torch.exp(logits - lse[..., None])
     p = p.masked_fill(~visible | torch.isinf(lse)[..., None], 0.0)
     delta = (do * o).sum(dim=-1, keepdim=True) * knobs.delta
-    ds = p * (do @ v.mT - delta)
+    ds = p * (_operand(do, knobs) @ _operand(v, knobs).mT - delta)
     if knobs.softcap_slope:
         ds = ds * slope
-    ds = _rounded(ds, knobs.ds_dtype)
+    ds, p = _rounded(ds, knobs.ds_dtype), _rounded(p, knobs.p_dtype)
+    ds, p, q, k, do = (_operand(x, knobs) for x in (ds, p, q, k, do))
     scale = problem.scale if knobs.scale is None else knobs.scale
     dq = ds[..., : knobs.dq_keys_end] @ k[..., : knobs.dq_keys_end, :] * scale**knobs.dq_scale
     rows = knobs.dkdv_rows_end
     dk_heads = ds[..., :rows, :].mT @ q[..., :rows, :] * scale**knobs.dk_scale
-    dv_heads = _rounded(p, knobs.p_dtype)[..., :rows, :].mT @ do[..., :rows, :]
+    dv_heads = p[..., :rows, :].mT @ do[..., :rows, :]
     found = {"dq": dq}
     for name, per_head in (("dk", dk_heads), ("dv", dv_heads)):
         total = torch.zeros(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ __all__ = ["Fit", "fit"]
 # a measure of its rounding errors, not a limit. Four times it is generous; what separates causes is
 # the gain.
 _GENEROUS = 4.0
+_FLOOR = 1.0 / 64.0  # of that: nearer than this nothing distinguishes two predictions
 _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 
 
@@ -30,10 +32,18 @@ class Fit:
             over the tensors.
         gain: How many times closer wrong elements are to the prediction than to the reference (the
             median; the least over the tensors).
+        overall: The same of the summed errors of all elements: a defect that disturbs everything a
+            little shows here although few elements leave their bound.
     """
 
     explained: float
     gain: float
+    overall: float
+
+    @property
+    def merit(self) -> float:
+        """What ranks hypotheses: both gains, less what is left unexplained."""
+        return math.sqrt(self.gain * max(self.overall, 1.0)) * self.explained**4
 
 
 def fit(
@@ -50,7 +60,7 @@ def fit(
         free: Where the prediction says nothing, by name.
         dtype: Of the outputs.
     """
-    explained, gains = 1.0, []
+    explained, gains, overall = 1.0, [], []
     for name, value in predicted.items():
         if name not in seen:
             continue
@@ -62,19 +72,23 @@ def fit(
             continue
         unit = _UNIT["float32" if name == "lse" else dtype]
         got, expected = observation.got[compared], value[compared]
-        det = observation.det[compared]
-        det = torch.where(torch.isfinite(det), det, torch.zeros_like(det))
-        tolerance = _GENEROUS * (det + 2 * unit * expected.abs())
+        det = _number(observation.det[compared])
+        tolerance = _GENEROUS * (det + 2 * unit * _number(expected).abs()) + 1e-300
         error = _distance(got, expected)
         explained = min(explained, float((error <= tolerance).double().mean()))
         wrong = observation.wrong[compared]
         if bool(wrong.any()):
-            before = _distance(got, observation.reference[compared])[wrong]
-            floor = tolerance[wrong] / 16 + 1e-300
-            gains.append(
-                float((_capped(before) / torch.maximum(_capped(error[wrong]), floor)).median())
-            )
-    return Fit(explained=explained, gain=min(gains, default=0.0))
+            before = _distance(got, observation.reference[compared]).clamp(max=1e300)
+            after = torch.maximum(error.clamp(max=1e300), _FLOOR * tolerance)
+            gains.append(float((before[wrong] / after[wrong]).median()))
+            # Relative to the tolerance, and capped: one huge element must not speak for all.
+            before, after = ((x / tolerance).clamp(max=1.0) for x in (before, after))
+            overall.append(float(before.sum() / after.sum()))
+    return Fit(explained=explained, gain=min(gains, default=0.0), overall=min(overall, default=0.0))
+
+
+def _number(x: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -82,7 +96,3 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
     error = torch.nan_to_num((a - b).abs(), nan=torch.inf, posinf=torch.inf)
     return torch.where(same, torch.zeros_like(error), error)
-
-
-def _capped(error: torch.Tensor) -> torch.Tensor:
-    return error.clamp(max=1e300)

@@ -227,7 +227,7 @@ def _cases(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
         drawn = distribution.draw(
             plan.seed * 1_000_003 + shard,
             _SHARD,
-            kernel.capabilities,
+            kernel.takes,
             dtype=plan.dtype,
             forms=forms,
         )
@@ -275,7 +275,7 @@ def _shrink(pool: _Pool, kernel: Kernel, record: CaseRecord, plan: Plan) -> Shru
 
     case = Case.parse(record.case)
     if fails(case):  # else only the probabilistic bound saw it, and a search may not use that
-        shrink(case, fails, capabilities=kernel.capabilities, max_seconds=plan.shrink_seconds)
+        shrink(case, fails, capabilities=kernel.takes, max_seconds=plan.shrink_seconds)
     return Shrunk(original=record.case, record=best)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from fa_verify.capabilities import Capabilities
 from fa_verify.errors import InvalidInputError, UnsupportedProblemError
 from fa_verify.kernel import Kernel, Outputs
 
@@ -83,7 +84,16 @@ def as_kernel(function: Callable[..., Any], name: str) -> Kernel:
         return Outputs(result[0] if isinstance(result, tuple) else result)
 
     return Kernel(
-        name=name, forward=forward, backward="autograd", layout="bshd" if flash_attn else "bhsd"
+        name=name,
+        forward=forward,
+        backward="autograd",
+        layout="bshd" if flash_attn else "bhsd",
+        expressible=Capabilities(
+            head_dims_v=range(1, 257),
+            alignments=(("top-left",) if top_left else ("bottom-right",)) if named["causal"] else (),
+            window=named["window"] is not None,
+            softcap=named["softcap"] is not None,
+        ),
     )
 
 

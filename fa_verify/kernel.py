@@ -53,6 +53,7 @@ class Kernel:
         backward: ``backward(problem, q, k, v, outputs, do) -> Grads``, or "autograd" when o has a
             grad_fn, or None.
         capabilities: What it takes. None: undeclared; a clear raise is then `unsupported`.
+        expressible: What its signature can ask for: cases are drawn from it, nothing is promised.
         arithmetic: Its rounding points.
         layout: "bhsd", or "bshd" to be handed transposed views (no copy) and to return such.
         source: ``target`` string and source hash, filled in by the loader.
@@ -65,10 +66,16 @@ class Kernel:
     forward: Callable[..., Outputs]
     backward: Callable[..., Grads] | Literal["autograd"] | None = None
     capabilities: Capabilities | None = None
+    expressible: Capabilities | None = None
     arithmetic: Arithmetic = DEFAULT
     layout: Literal["bhsd", "bshd"] = "bhsd"
     target: str = ""
     source_hash: str = ""
+
+    @property
+    def takes(self) -> Capabilities | None:
+        """What cases to draw: those declared, or else those that its signature can express."""
+        return self.capabilities or self.expressible
 
     def __post_init__(self) -> None:
         """Reject what cannot be run."""

@@ -130,9 +130,7 @@ class _Run:
             (kernel, dtype, backward, shard)
             for kernel in kernels
             for dtype in (
-                kernel.capabilities.dtypes
-                if kernel.capabilities
-                else ("float16", "bfloat16", "float32")
+                kernel.takes.dtypes if kernel.takes else ("float16", "bfloat16", "float32")
             )
             for backward in ((False, True) if kernel.backward else (False,))
             for shard in range(_SHARDS)

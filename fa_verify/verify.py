@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["replay_line", "verify"]
 
+# What a function that declares nothing may raise to say that it does not take a problem: Python's
+# words for bad arguments, and Triton's for a kernel that cannot be compiled for them.
+_CLEAR = (
+    *("ValueError", "TypeError", "NotImplementedError", "AssertionError", "RuntimeError"),
+    *("CompilationError", "CompileTimeAssertionFailure", "OutOfResources"),
+)
+
 
 def verify(
     case: Case,
@@ -101,6 +108,9 @@ def _judge(
         if explain:
             failures = tuple(diagnosis.diagnose(trial, failures))
         return Verdict.FAIL, "", failures, stats
+    if not stats:
+        msg = f"{trial.backend.device}: the execution returned neither a result nor an error"
+        raise RuntimeError(msg)
     unbounded = [name for name, s in stats.items() if s.elements and s.inconclusive == s.elements]
     if unbounded:
         return Verdict.INCONCLUSIVE, f"no bound on any element of {', '.join(unbounded)}", (), stats
@@ -115,14 +125,8 @@ def _refused(execution: Execution, *, declared: bool) -> bool:
     """
     if execution.error_kind == "unsupported":
         return not declared or execution.error.startswith("Unsupported:")
-    clear = ("ValueError", "NotImplementedError", "AssertionError", "TypeError", "RuntimeError")
-    name, _, message = execution.error.partition("\n")[0].partition(":")
-    return (
-        not declared
-        and execution.error_kind == "raised"
-        and name in clear
-        and bool(message.strip())
-    )
+    name = execution.error.partition("\n")[0].partition(":")[0]
+    return not declared and execution.error_kind == "raised" and name in _CLEAR
 
 
 def replay_line(kernel: Kernel, case: Case, setup: Setup) -> str:

@@ -26,6 +26,8 @@ from fa_verify.checks import (
 from fa_verify.checks.where import describe, ranges
 from fa_verify.trial import Trial
 
+torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
+
 CASE = "pass=bwd b=2 h=4/2 s=24x40 d=20/12 dtype=float16 seed=3"
 FORWARD = CASE.replace("bwd", "fwd")
 CAUSAL = "pass=bwd b=2 h=2 s=40x24 d=16 dtype=float16 mask=causal seed=3"  # 16 rows see no key
@@ -137,13 +139,12 @@ def test_contract_sees_shape_dtype_and_aliasing():
     assert titles(contract.check, trial(bwd=same)) == ["dq aliases q"]
 
 
-def test_contract_sees_an_exception_only_inside_declared_capabilities():
+def test_contract_sees_an_exception():
     def fwd(*_):
         msg = "no"
         raise ValueError(msg)
 
     assert titles(contract.check, trial(fwd=fwd)) == ["forward raised ValueError"]
-    assert titles(contract.check, trial(fwd=fwd, promises=None)) == []
 
 
 def test_numerics_says_where_how_far_and_how_many():

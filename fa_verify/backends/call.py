@@ -109,6 +109,10 @@ def _bhsd(kernel: Kernel, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _text(error: BaseException) -> str:
-    head = f"{type(error).__name__}: {error}".strip()
+    said = str(error)
+    if not said:  # a bare assert says it in its source
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{frame.line} ({frame.filename}:{frame.lineno})"
+    head = f"{type(error).__name__}: {said}"
     frames = "".join(traceback.format_exception(error)[-6:])
     return f"{head}\n{frames}"

@@ -139,6 +139,9 @@ def _pinned(index: int) -> Iterator[dict[str, tuple[str, int]]]:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         configs = self.prune_configs(kwargs)
+        if not configs:
+            msg = "autotune: pruning left no configuration"
+            raise ValueError(msg)
         config = configs[index % len(configs)]
         offered[self.base_fn.__name__] = (str(config), len(configs))
         self.best_config = config

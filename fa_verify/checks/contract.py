@@ -19,7 +19,8 @@ __all__ = ["check"]
 def check(trial: Trial) -> Iterator[Failure]:
     """Fail on an exception inside declared capabilities and on outputs of the wrong kind.
 
-    A target without Capabilities that raises clearly is `unsupported`; `fa_verify.verify` says so.
+    What a target without Capabilities raises clearly is `unsupported`: `fa_verify.verify` says so,
+    and no check sees it.
     """
     yield from _exception(trial)
     problem, execution = trial.case.problem, trial.execution
@@ -43,16 +44,15 @@ def _exception(trial: Trial) -> Iterator[Failure]:
     if not execution.error:
         return
     first, _, _ = execution.error.partition("\n")
-    refused = execution.error_kind == "unsupported" and first.startswith("UnsupportedProblemError")
-    declared = trial.kernel.capabilities is not None
     if execution.error_kind == "timeout":
         yield Failure(check="timeout", title=f"{execution.stage} timed out", message=first)
-    elif declared and (refused or execution.error_kind == "raised"):
-        yield Failure(
-            check="contract",
-            title=f"{execution.stage} raised {first.partition(':')[0]}",
-            message=f"{execution.stage} raised inside the declared capabilities: {first}",
-        )
+        return
+    where = " inside the declared capabilities" if trial.kernel.capabilities else ""
+    yield Failure(
+        check="contract",
+        title=f"{execution.stage} raised {first.partition(':')[0]}",
+        message=f"{execution.stage} raised{where}: {first}",
+    )
 
 
 def _kind(

@@ -74,7 +74,7 @@ class Shard:
             print_blob=False,
             report_multiple_bugs=False,
         )
-        @hypothesis.given(cases(self.kernel.capabilities, dtype=self.dtype, backward=self.backward))
+        @hypothesis.given(cases(self.kernel.takes, dtype=self.dtype, backward=self.backward))
         def probe(case: Case) -> None:
             self._verify(case)
 

@@ -19,6 +19,8 @@ from fa_verify.diagnosis.incidents import explain
 from fa_verify.diagnosis.patterns import pattern, unwritten
 from fa_verify.trial import Trial
 
+torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
+
 BLOCK = 16
 FULL = "pass=bwd b=1 h=2 s=40x70 d=80 dtype=float16 logits=2.0 seed=5"
 CAUSAL = "pass=bwd b=1 h=2 s=40x70 d=32 dtype=bfloat16 mask=causal seed=5"

@@ -60,6 +60,11 @@ class Machine:
         self.accesses: Accesses
         self.floats: FloatModel
 
+    def position(self, linear: int) -> tuple[int, int, int]:
+        """Coordinates of a program in the grid."""
+        nx, ny, _ = self.grid
+        return (linear % nx, linear // nx % ny, linear // (nx * ny))
+
     def check(self) -> None:
         """Raise TimeLimit once the deadline has passed."""
         if self.deadline is not None and time.monotonic() > self.deadline:

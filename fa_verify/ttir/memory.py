@@ -249,6 +249,10 @@ class Argument:
             self._windows[key] = found
         return found
 
+    def forget_windows(self) -> None:
+        """Start over with windows, after `flat` was replaced."""
+        self._windows = {}
+
     def track(self, array: Array) -> Array:
         """The part of a tracking array that covers this argument's span."""
         return array[self.origin : self.origin + self.size]

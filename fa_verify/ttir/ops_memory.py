@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.ttir.cells import Access
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import CARRIER, Array, round_tf32, round_to
 from fa_verify.ttir.ops_arith import wrapped
-from fa_verify.ttir.ops_tile import full
 from fa_verify.ttir.values import Descriptor, Pointer
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ def load(op: Op, low: Lowering) -> Step:
         raise Unsupported("a load of pointers")
     masks = _masks(op, low, 1)
     other = low.slot(op.operands[2]) if len(op.operands) > 2 else None
-    site, machine = low.site(op), low.machine
+    access, machine = Access(low.site(op), shape, scalar), low.machine
 
     def step(env: Env) -> None:
         fill = None if other is None else env[other]
-        env[result] = machine.accesses.load(env[pointer], masks(env), fill, shape, scalar, site)
+        env[result] = machine.accesses.load(access, env[pointer], masks(env), fill)
 
     return step
 
@@ -71,10 +71,10 @@ def store(op: Op, low: Lowering) -> Step:
     if scalar == "ptr":
         raise Unsupported("a store of pointers")
     masks = _masks(op, low, 2)
-    site, machine = low.site(op), low.machine
+    access, machine = Access(low.site(op), shape, scalar), low.machine
 
     def step(env: Env) -> None:
-        machine.accesses.store(env[pointer], env[value], masks(env), shape, scalar, site)
+        machine.accesses.store(access, env[pointer], env[value], masks(env))
 
     return step
 
@@ -104,7 +104,7 @@ def atomic_rmw(op: Op, low: Lowering) -> Step:
     scalar, shape = _pointee(op.operands[0]).scalar, op.operands[0].type.shape
     masks = _masks(op, low, 2)
     function = _UPDATE[op.words[0]]
-    site, machine = low.site(op), low.machine
+    access, machine = Access(low.site(op), shape, scalar), low.machine
     used, acquires = bool(op.results[0].users), _acquires(op)
     narrow = op.results[0].type.is_float and scalar not in ("f32", "f64")
 
@@ -114,7 +114,7 @@ def atomic_rmw(op: Op, low: Lowering) -> Step:
 
     def step(env: Env) -> None:
         env[result] = machine.accesses.atomic(
-            env[pointer], masks(env), shape, scalar, site, [env[value]], update,
+            access, env[pointer], masks(env), [env[value]], update,
             used=used, acquires=acquires,
         )  # fmt: skip
 
@@ -125,7 +125,7 @@ def atomic_cas(op: Op, low: Lowering) -> Step:
     """tt.atomic_cas: compares bits."""
     pointer, expected, value, result = (low.slot(x) for x in (*op.operands[:3], op.results[0]))
     scalar, shape = _pointee(op.operands[0]).scalar, op.operands[0].type.shape
-    site, machine = low.site(op), low.machine
+    access, machine = Access(low.site(op), shape, scalar), low.machine
     acquires = _acquires(op)
 
     def update(old: Array, compare: Array, new: Array) -> Array:
@@ -133,7 +133,7 @@ def atomic_cas(op: Op, low: Lowering) -> Step:
 
     def step(env: Env) -> None:
         env[result] = machine.accesses.atomic(
-            env[pointer], (), shape, scalar, site, [env[expected], env[value]], update,
+            access, env[pointer], (), [env[expected], env[value]], update,
             used=True, acquires=acquires,
         )  # fmt: skip
 
@@ -226,14 +226,14 @@ def descriptor_load(op: Op, low: Lowering) -> Step:
     descriptor, result = low.slot(op.operands[0]), low.slot(op.results[0])
     indices = [low.slot(x) for x in _indices(op)]
     shape, scalar = op.results[0].type.shape, op.results[0].type.scalar
-    site, machine = low.site(op), low.machine
+    access, machine = Access(low.site(op), shape, scalar), low.machine
     fill_nan = np.full((1,) * (len(shape) + 1), np.nan, np.float32)
 
     def step(env: Env) -> None:
         desc: Descriptor = env[descriptor]
         pointer, masks = _tile_of(desc, [env[s] for s in indices], shape)
         other = fill_nan if desc.nan_padding and CARRIER[scalar].kind == "f" else None
-        value = machine.accesses.load(pointer, masks, other, shape, scalar, site)
+        value = machine.accesses.load(access, pointer, masks, other)
         env[result] = round_tf32(np.ascontiguousarray(value)) if desc.round_f32_to_tf32 else value
 
     return step
@@ -245,11 +245,11 @@ def descriptor_store(op: Op, low: Lowering) -> Step:
     indices = [low.slot(x) for x in _indices(op)]
     value = op.operands[-1]
     source, shape, scalar = low.slot(value), value.type.shape, value.type.scalar
-    site, machine = low.site(op), low.machine
+    access, machine = Access(low.site(op), shape, scalar), low.machine
 
     def step(env: Env) -> None:
         pointer, masks = _tile_of(env[descriptor], [env[s] for s in indices], shape)
-        machine.accesses.store(pointer, env[source], masks, shape, scalar, site)
+        machine.accesses.store(access, pointer, env[source], masks)
 
     return step
 
@@ -264,7 +264,7 @@ def descriptor_reduce(op: Op, low: Lowering) -> Step:
     if kind not in _UPDATE:
         raise Unsupported(f"a descriptor reduction by {op.words}")
     function = _UPDATE[kind]
-    site, machine = low.site(op), low.machine
+    access, machine = Access(low.site(op), shape, scalar), low.machine
     narrow = value.type.is_float and scalar not in ("f32", "f64")
 
     def update(old: Array, new: Array) -> Array:
@@ -274,7 +274,7 @@ def descriptor_reduce(op: Op, low: Lowering) -> Step:
     def step(env: Env) -> None:
         pointer, masks = _tile_of(env[descriptor], [env[s] for s in indices], shape)
         machine.accesses.atomic(
-            pointer, masks, shape, scalar, site, [env[source]], update, used=False, acquires=False
+            access, pointer, masks, [env[source]], update, used=False, acquires=False
         )
 
     return step
@@ -317,8 +317,6 @@ def assert_(op: Op, low: Lowering) -> Step:
 def _nothing(op: Op, low: Lowering) -> None:
     del op, low
 
-
-_ = (full, Any)
 
 RULES: dict[str, Rule] = {
     "tt.addptr": addptr,

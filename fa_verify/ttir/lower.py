@@ -26,6 +26,7 @@ Rule = Callable[["Op", "Lowering"], "Step | None"]
 
 # Operations through which a lazy sum or a lazy mask passes unchanged.
 _TRANSPARENT = frozenset({"tt.broadcast", "tt.expand_dims"})
+_LINEAR = _TRANSPARENT | {"arith.addi", "arith.extsi", "arith.muli", "arith.subi", "tt.splat"}
 _MASK_OPERAND = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
 
 
@@ -47,6 +48,7 @@ class Lowering:
         self._slots: dict[Value, int] = {}
         self._lazy: dict[Value, int] = {}
         self._demand: dict[tuple[Value, str], tuple[bool, bool]] = {}
+        self._addresses: dict[Value, bool] = {}
         self.template: Env = []
         self.peak_bytes = 0
 
@@ -123,6 +125,18 @@ class Lowering:
                 else:
                     dense = True
             found = self._demand[key] = (lazy, dense)
+        return found
+
+    def feeds_address(self, value: Value) -> bool:
+        """Whether a value reaches an address by sums and products only (hashes wrap on purpose)."""
+        found = self._addresses.get(value)
+        if found is None:
+            self._addresses[value] = False
+            found = self._addresses[value] = any(
+                (user.name == "tt.addptr" and user.operands[1] is value)
+                or (user.name in _LINEAR and self.feeds_address(user.results[0]))
+                for user in value.users
+            )
         return found
 
     # -- blocks

@@ -197,7 +197,7 @@ class Argument:
     """
 
     __slots__ = (
-        "_windows", "address", "flat", "key", "name", "origin", "runs", "scalar", "shadow", "size",
+        "_tracked", "_windows", "address", "flat", "key", "name", "origin", "runs", "scalar", "shadow", "size",
         "sizes", "storage_elements", "strides", "tracking",
     )  # fmt: skip
 
@@ -231,7 +231,9 @@ class Argument:
             cells = known.elements(detached)
             if cells is not None and not cells.all():
                 self.shadow = self._shadow(known, tensor.element_size() // known.cell)
-        self._windows: dict[tuple[int, int], Array] = {}
+        # Keyed by identity; the values keep the keys' arrays alive.
+        self._windows: dict[tuple[int, int], tuple[Array, Array]] = {}
+        self._tracked: dict[int, tuple[Array, Array]] = {}
 
     def _shadow(self, known: Storage, ratio: int) -> Array:
         assert known.written is not None
@@ -245,9 +247,9 @@ class Argument:
         found = self._windows.get(key)
         if found is None:
             shape = (flat.size - length + 1, length)
-            found = as_strided(flat, shape, (flat.itemsize, flat.itemsize))
-            self._windows[key] = found
-        return found
+            window = as_strided(flat, shape, (flat.itemsize, flat.itemsize))
+            found = self._windows[key] = (flat, window)
+        return found[1]
 
     def forget_windows(self) -> None:
         """Start over with windows, after `flat` was replaced."""
@@ -255,7 +257,11 @@ class Argument:
 
     def track(self, array: Array) -> Array:
         """The part of a tracking array that covers this argument's span."""
-        return array[self.origin : self.origin + self.size]
+        found = self._tracked.get(id(array))
+        if found is None:
+            part = array[self.origin : self.origin + self.size]
+            found = self._tracked[id(array)] = (array, part)
+        return found[1]
 
     def coordinates(self, offset: int) -> tuple[int, ...] | None:
         """Index of the element at `offset`; indices may exceed extents when it lies outside."""

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
-from fa_verify.ttir.floats import CARRIER, Array, as_torch, round_to, round_toward_zero
+from fa_verify.ttir.floats import CARRIER, RAW, Array, decode, encode, round_to, round_toward_zero
 from fa_verify.ttir.values import Pointer, merge_terms, union_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fa_verify.ttir.findings import Site
     from fa_verify.ttir.ir import Op, Type
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step
+    from fa_verify.ttir.machine import Machine
 
 _NARROW = frozenset({"f16", "bf16", "f8E4M3FN", "f8E5M2", "f8E4M3FNUZ", "f8E5M2FNUZ"})
+_INT32 = np.iinfo(np.int32)
 _UNSIGNED: dict[Any, Any] = {
     np.dtype(np.int8): np.uint8, np.dtype(np.int16): np.uint16, np.dtype(np.int32): np.uint32,
     np.dtype(np.int64): np.uint64, np.dtype(np.bool_): np.bool_,
@@ -86,10 +89,6 @@ def _exact(function: Callable[..., Array]) -> Rule:
         return low.nary(op, function)
 
     return rule
-
-
-def _negate_zero_max(a: Array, b: Array) -> Array:
-    return np.maximum(a, b)
 
 
 _COMPARE: dict[str, Callable[[Array, Array], Array]] = {
@@ -188,8 +187,25 @@ def andi(op: Op, low: Lowering) -> Step:
     return step
 
 
-def _muli(op: Op, low: Lowering) -> Step:
-    return low.binary(op, np.logical_and if op.results[0].type.scalar == "i1" else np.multiply)
+def muli(op: Op, low: Lowering) -> Step:
+    """arith.muli; 32-bit products that become addresses are watched for wrap-around."""
+    value = op.results[0]
+    if value.type.scalar == "i1":
+        return low.binary(op, np.logical_and)
+    if value.type.scalar != "i32" or not low.feeds_address(value):
+        return low.binary(op, np.multiply)
+    machine, site = low.machine, low.site(op)
+
+    def multiply(a: Array, b: Array) -> Array:
+        bound = max(abs(int(a.max())), abs(int(a.min()))) * max(abs(int(b.max())), abs(int(b.min())))
+        if bound > _INT32.max:
+            exact = a.astype(np.int64) * b
+            wrong = (exact > _INT32.max) | (exact < _INT32.min)
+            if wrong.any():
+                machine.accesses.overflow(site, exact, wrong)
+        return a * b
+
+    return low.binary(op, multiply)
 
 
 def _shift(function: Callable[[Array, Array], Array], *, signed: bool) -> Rule:
@@ -290,28 +306,31 @@ def extsi(op: Op, low: Lowering) -> Step:
         assert dense is not None
         return dense
     terms, lazy = low.terms(op.operands[0]), low.lazy_slot(value)
+    machine, site = low.machine, low.site(op)
 
     def step(env: Env) -> None:
-        env[lazy] = tuple([widen(t) for t in wrapped(terms(env))])
+        env[lazy] = tuple([widen(t) for t in wrapped(terms(env), machine, site)])
         if dense is not None:
             dense(env)
 
     return step
 
 
-def wrapped(terms: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Terms whose sum as int64 equals their sum in their own width."""
+def wrapped(terms: tuple[Array, ...], machine: Machine, site: Site) -> tuple[Array, ...]:
+    """Terms whose sum as int64 equals their sum in their own width; a wrap-around is reported."""
     if len(terms) < 2 or terms[0].dtype.itemsize == 8:
         return terms
     highest = sum(int(t.max()) for t in terms)
     lowest = sum(int(t.min()) for t in terms)
-    bound = np.iinfo(terms[0].dtype)
-    if lowest >= bound.min and highest <= bound.max:
+    if lowest >= _INT32.min and highest <= _INT32.max:
         return terms
-    summed = terms[0]
+    exact = terms[0].astype(np.int64)
     for term in terms[1:]:
-        summed = summed + term
-    return (summed,)
+        exact = exact + term
+    wrong = (exact > _INT32.max) | (exact < _INT32.min)
+    if wrong.any():
+        machine.accesses.overflow(site, exact, wrong)
+    return (exact.astype(np.int32),)
 
 
 def _cast(op: Op, low: Lowering) -> Step:
@@ -459,8 +478,6 @@ def _remf(a: Array, b: Array) -> Array:
     return np.fmod(a, b)
 
 
-_ = as_torch
-
 RULES: dict[str, Rule] = {
     "arith.constant": constant,
     "arith.addf": _rounded(np.add),
@@ -480,7 +497,7 @@ RULES: dict[str, Rule] = {
     "arith.subi": lambda op, low: low.binary(
         op, np.logical_xor if op.results[0].type.scalar == "i1" else np.subtract
     ),
-    "arith.muli": _muli,
+    "arith.muli": muli,
     "arith.divsi": _exact(_divsi),
     "arith.divui": _exact(_as_unsigned(np.floor_divide)),
     "arith.remsi": _exact(np.fmod),

@@ -27,9 +27,11 @@ def addptr(op: Op, low: Lowering) -> Step:
     """tt.addptr: offsets are signed and counted in elements."""
     pointer, result = low.slot(op.operands[0]), low.slot(op.results[0])
     terms = low.terms(op.operands[1])
+    machine, site = low.machine, low.site(op)
 
     def step(env: Env) -> None:
-        env[result] = env[pointer].shift([_int64(t) for t in wrapped(terms(env))])
+        offsets = wrapped(terms(env), machine, site)
+        env[result] = env[pointer].shift([_int64(t) for t in offsets])
 
     return step
 

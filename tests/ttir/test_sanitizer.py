@@ -363,3 +363,26 @@ def test_incidents_are_capped_and_counted():
             copy_rows[(6,)](x, y, 6, 10, 10, 10, False, 16)
         store_past[(3,)](torch.zeros(32), 32, 3, 16)
     assert only(run, "out-of-bounds-read").count == 18
+
+
+@triton.jit
+def far_row(x_ptr, y_ptr, stride, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    if WIDE:
+        row = row.to(tl.int64)
+    at = row * stride + i  # the product
+    tl.store(y_ptr + tl.program_id(0) * BLOCK + i, tl.load(x_ptr + at, mask=i < 0))
+
+
+def test_a_product_that_wraps_on_its_way_to_an_address_is_reported():
+    x, y = torch.zeros(16), torch.zeros(4, 16)
+    with ttir.execute() as run:
+        far_row[(4,)](x, y, 1 << 30, False, 16)
+    found = only(run, "integer-overflow")
+    assert found.line == line_of("# the product")
+    assert found.program_id == (2, 0, 0)
+    assert str(1 << 31) in found.detail
+    with ttir.execute() as run:
+        far_row[(4,)](x, y, 1 << 30, True, 16)
+    assert run.incidents == []

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _SUITE = "fa_verify.suite"
 _DEFAULT_SEED = 0
 _DEFAULT_CASES = 120
-_SHARDS = 2  # of each kernel, dtype and pass: one kernel fills twelve workers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -125,23 +124,11 @@ class _Run:
         """Kernel x dtype x pass x shard."""
         if "fa_verify_shard" not in metafunc.fixturenames:
             return
-        kernels = self._kernels
-        parameters = [
-            (kernel, dtype, backward, shard)
-            for kernel in kernels
-            for dtype in (
-                kernel.takes.dtypes if kernel.takes else ("float16", "bfloat16", "float32")
-            )
-            for backward in ((False, True) if kernel.backward else (False,))
-            for shard in range(_SHARDS)
-        ]
-        per_kernel = max(1, len(parameters) // max(1, len(kernels)))
-        examples = -(-self.config.getoption("--fa-cases") // per_kernel)
+        from fa_verify.suite.shard import parameters  # noqa: PLC0415
+
+        shards = parameters(self._kernels, self.config.getoption("--fa-cases"))
         metafunc.parametrize(
-            "fa_verify_shard",
-            [(*p, examples) for p in parameters],
-            ids=[f"{k.name}-{d}-{'bwd' if b else 'fwd'}-{s}" for k, d, b, s in parameters],
-            indirect=True,
+            "fa_verify_shard", list(shards.values()), ids=list(shards), indirect=True
         )
 
     @pytest.fixture
@@ -150,16 +137,11 @@ class _Run:
         from fa_verify.backends import make, resolve  # noqa: PLC0415
         from fa_verify.suite.shard import Shard  # noqa: PLC0415
 
-        kernel, dtype, backward, index, examples = request.param
         self._backend_name = resolve(self.config.getoption("--fa-backend"))
         return Shard(
-            kernel=kernel,
+            **request.param,
             backend=make(self._backend_name, seconds=60.0),
             backend_name=self._backend_name,
-            dtype=dtype,
-            backward=backward,
-            index=index,
-            examples=examples,
             seed=self.seed,
             writer=self._open(),
         )

@@ -5,7 +5,7 @@ from fa_verify.backends.base import Execution, Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
 from fa_verify.errors import InvalidInputError, UnsupportedProblemError
-from fa_verify.kernel import Kernel, Outputs
+from fa_verify.kernel import Kernel
 from fa_verify.verify import verify
 
 CASE = Case.parse("pass=fwd s=3x5 d=8 dtype=float16 seed=1")
@@ -45,11 +45,8 @@ def test_an_undeclared_function_that_refuses_clearly_is_unsupported(error):
 
 
 def test_a_bare_assert_says_its_source():
-    def forward(problem, q, k, v):
-        assert q.shape[-1] == 64
-        return Outputs(q)
-
-    record = verify(CASE, kernel(forward), SETUP, CpuBackend())
+    (bare,) = loader.load("tests/targets/wrong.py:asserts")  # a file that pytest does not rewrite
+    record = verify(CASE, bare, SETUP, CpuBackend())
     assert record.verdict == "unsupported"
     assert "assert q.shape[-1] == 64" in record.reason
 

@@ -4,24 +4,57 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 from hypothesis.errors import Flaky
 
 from fa_verify.backends.base import Setup
+from fa_verify.capabilities import Capabilities
 from fa_verify.record import CaseRecord, Shrunk
 from fa_verify.strategies import cases
 from fa_verify.verdict import Verdict
 from fa_verify.verify import verify
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fa_verify.backends.base import Backend
     from fa_verify.case import Case
     from fa_verify.kernel import Kernel
     from fa_verify.record import Writer
 
-__all__ = ["Shard"]
+__all__ = ["Shard", "parameters"]
+
+_SHARDS = 2  # of each kernel, dtype and pass: one kernel with gradients fills twelve workers
+
+
+def parameters(kernels: Sequence[Kernel], cases: int) -> dict[str, dict[str, Any]]:
+    """The shards of a suite: kernel x dtype x pass x shard, as fields of `Shard` by test id.
+
+    Args:
+        kernels: What to verify.
+        cases: How many cases each kernel gets in all, spread evenly over its shards.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for kernel in kernels:
+        takes = kernel.takes or Capabilities()
+        passes = (False, True) if kernel.backward and takes.backward else (False,)
+        kinds = [
+            (dtype, backward, index)
+            for dtype in takes.dtypes
+            for backward in passes
+            for index in range(_SHARDS)
+        ]
+        for dtype, backward, index in kinds:
+            found[f"{kernel.name}-{dtype}-{'bwd' if backward else 'fwd'}-{index}"] = {
+                "kernel": kernel,
+                "dtype": dtype,
+                "backward": backward,
+                "index": index,
+                "examples": -(-cases // len(kinds)),
+            }
+    return found
 
 
 class _KernelFailedError(AssertionError):

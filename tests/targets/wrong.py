@@ -41,6 +41,22 @@ def bare(problem, q, k, v):
     _raises(problem, q, k, v)
 
 
+def asserts(problem, q, k, v):
+    """Refuses in the shortest way there is."""
+    assert q.shape[-1] == 64
+    return Outputs(v)
+
+
+_calls = []
+
+
+def _flaky(problem, q, k, v):
+    _calls.append(problem)
+    exact = reference.forward(problem, q, k, v)
+    return Outputs((exact.o + (len(_calls) == 4)).to(q.dtype), exact.lse.float())
+
+
+flaky = Kernel(name="flaky", forward=_flaky, capabilities=_FORWARD)  # wrong on its fourth call
 wrong = Kernel(name="wrong", forward=_wrong, capabilities=_FORWARD)
 hangs = Kernel(name="hangs", forward=_hangs, capabilities=_FORWARD)
 dies = Kernel(name="dies", forward=_dies, capabilities=_FORWARD)

@@ -49,7 +49,9 @@ class Accesses:
         value = int(exact[lane])
         detail = f"{value} does not fit 32 bits and becomes part of an address"
         count = int(np.count_nonzero(wrong))
-        self.findings.add("integer-overflow", site, None, self._program(int(lane[0])), value, count, detail)
+        self.findings.add(
+            "integer-overflow", site, None, self._program(int(lane[0])), value, count, detail
+        )
 
     def _report_outside(
         self, access: Access, arg: Argument, cells: Cells, wrong: Array, kind: str
@@ -215,13 +217,14 @@ class Accesses:
                 self.races.collided(touched, raw)
 
     # -- atomics
-    def atomic(  # noqa: PLR0917 - the parts of an atomic
+    def atomic(
         self, access: Access, pointer: Pointer, masks: Terms, operands: Sequence[Array],
         update: Callable[..., Array], *, used: bool, acquires: bool,
     ) -> Array:  # fmt: skip
         """Read, update and write each cell in lane order; return what was there before."""
         if len(pointer.args) != 1:
-            raise Unsupported("an atomic through a pointer into several arguments")
+            msg = "an atomic through a pointer into several arguments"
+            raise Unsupported(msg)
         ((arg, _),) = self._parts(access, pointer)
         cells = self._resolve(access, arg, pointer.terms, masks, "out-of-bounds-write")
         if used and cells.axis is not None:  # results go back to lanes one by one
@@ -297,7 +300,8 @@ def _load_window(access: Access, arg: Argument, cells: Cells, fill: Any) -> Arra
 def _reinterpret(arg: Argument, scalar: str) -> Argument:
     """The same argument seen as elements of another type of the same width."""
     if RAW[scalar].itemsize != arg.flat.dtype.itemsize:
-        raise Unsupported(f"a pointer to {arg.scalar} used as a pointer to {scalar}")
+        msg = f"a pointer to {arg.scalar} used as a pointer to {scalar}"
+        raise Unsupported(msg)
     seen = copy.copy(arg)
     seen.scalar, seen.flat = scalar, arg.flat.view(RAW[scalar])
     seen.forget_windows()

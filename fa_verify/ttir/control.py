@@ -78,9 +78,11 @@ class Stash:
         self.parts: list[tuple[Selection, list[RuntimeValue]]] = []
 
     def put(self, where: Selection, values: list[RuntimeValue]) -> None:
+        """Keep what the given lanes leave with."""
         self.parts.append((where, values))
 
     def results(self) -> list[RuntimeValue]:
+        """Return each value over all lanes."""
         width = len(self.parts[0][1])
         return [merge([(w, vs[i]) for w, vs in self.parts], self.count) for i in range(width)]
 
@@ -302,7 +304,8 @@ class Body:
     def _enter(self, number: int, successor: tuple[str, list[Any]], env: Env) -> int:
         target = self.numbers[successor[0]]
         if target <= number:
-            raise Unsupported("a branch backwards")
+            msg = "a branch backwards"
+            raise Unsupported(msg)
         _assign(env, self.block_args[target], [env[self.low.slot(x)] for x in successor[1]])
         return target
 

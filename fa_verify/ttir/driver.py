@@ -57,7 +57,7 @@ class Launcher:
             if len(path) == 1 and path[0] < len(arg_names)
         }
 
-    def __call__(
+    def __call__(  # noqa: PLR0917 - Triton's calling convention
         self, grid_x: int, grid_y: int, grid_z: int, stream: int, function: bytes, packed: Any,
         launch_metadata: Any, enter: Any, leave: Any, *args: Any,
     ) -> None:  # fmt: skip
@@ -77,7 +77,12 @@ class Launcher:
                 values.append(flat_value)
         with torch.utils._python_dispatch._disable_current_modes():  # noqa: SLF001
             program.run(
-                names, values, (grid_x, grid_y, grid_z), run.options, run.memory, run.findings
+                names,
+                values,
+                (grid_x, grid_y, grid_z),
+                options=run.options,
+                memory=run.memory,
+                findings=run.findings,
             )
         run.record_launch(
             kernel=self.metadata.name, grid=(grid_x, grid_y, grid_z), constants=self.constants,

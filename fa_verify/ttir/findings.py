@@ -31,7 +31,7 @@ class Findings:
         self._index: dict[tuple[str, str, str, int, str], int] = {}
         self._limit = limit
 
-    def add(
+    def add(  # noqa: PLR0917 - what an incident is made of
         self,
         kind: str,
         site: Site,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import patch
 
 import torch
@@ -41,7 +41,7 @@ class _Guard:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.idx, self.prev_idx = 0, 0
 
-    def __enter__(self) -> _Guard:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -35,6 +35,7 @@ class Lowering:
 
     def __init__(
         self,
+        *,
         function: Function,
         module: Module,
         machine: Machine,
@@ -176,9 +177,8 @@ class Lowering:
     def _lower(self, op: Op) -> Step | None:
         rule = self.rules.get(op.name)
         if rule is None:
-            raise Unsupported(
-                f"operation {op.name}", op=op.name, file=op.location.file, line=op.location.line
-            )
+            msg = f"operation {op.name}"
+            raise Unsupported(msg, op=op.name, file=op.location.file, line=op.location.line)
         try:
             return rule(op, self)
         except Unsupported as error:

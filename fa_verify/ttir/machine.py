@@ -68,4 +68,5 @@ class Machine:
     def check(self) -> None:
         """Raise TimeLimit once the deadline has passed."""
         if self.deadline is not None and time.monotonic() > self.deadline:
-            raise TimeLimit("the deadline passed while a kernel was running")
+            msg = "the deadline passed while a kernel was running"
+            raise TimeLimit(msg)

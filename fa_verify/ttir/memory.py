@@ -103,7 +103,8 @@ class Memory:
             return torch.zeros(tensor.shape, dtype=torch.bool)
         storage.refine(tensor.element_size())
         cells = storage.elements(tensor)
-        assert cells is not None
+        if cells is None:
+            raise AssertionError
         return torch.from_numpy(~cells.all(axis=-1))
 
     def name_of(self, tensor: torch.Tensor) -> str:
@@ -213,7 +214,8 @@ class Argument:
         self.address = tensor.data_ptr()
         raw = RAW[scalar]
         if raw.itemsize != tensor.element_size():
-            raise ValueError(f"{name}: {tensor.dtype} passed as a pointer to {scalar}")
+            msg = f"{name}: {tensor.dtype} passed as a pointer to {scalar}"
+            raise ValueError(msg)
         detached = tensor.detach()
         if self.size:
             spanning = detached.as_strided((self.size,), (1,), self.origin)
@@ -236,9 +238,11 @@ class Argument:
         self._tracked: dict[int, tuple[Array, Array]] = {}
 
     def _shadow(self, known: Storage, ratio: int) -> Array:
-        assert known.written is not None
+        if known.written is None:
+            raise AssertionError
         if ratio != 1:
-            raise ValueError(f"{self.name}: memory is also seen through a narrower type")
+            msg = f"{self.name}: memory is also seen through a narrower type"
+            raise ValueError(msg)
         return known.written[self.origin : self.origin + self.size]
 
     def window(self, flat: Array, length: int) -> Array:

@@ -45,7 +45,8 @@ def parse_number(text: str, type_: Type) -> Any:
                 return np.uint32(bits << 16).view(np.float32)
             if type_.scalar == "f16":
                 return np.float32(np.uint16(bits).view(np.float16))
-            raise Unsupported(f"a constant of type {type_}")
+            msg = f"a constant of type {type_}"
+            raise Unsupported(msg)
         return round_to(np.array([float(text)], np.float64), type_.scalar)[0]
     number = int(text, 0)
     width = carrier.itemsize * 8
@@ -156,7 +157,8 @@ def addi(op: Op, low: Lowering) -> Step:
         return low.binary(op, np.logical_xor)
     dense = low.binary(op, np.add) if low.dense(value) else None
     if not low.lazy(value):
-        assert dense is not None
+        if dense is None:
+            raise AssertionError
         return dense
     left, right = low.terms(op.operands[0]), low.terms(op.operands[1])
     lazy = low.lazy_slot(value)
@@ -174,7 +176,8 @@ def andi(op: Op, low: Lowering) -> Step:
     value = op.results[0]
     dense = low.binary(op, np.bitwise_and) if low.dense(value) else None
     if not low.lazy(value):
-        assert dense is not None
+        if dense is None:
+            raise AssertionError
         return dense
     left, right = low.terms(op.operands[0]), low.terms(op.operands[1])
     lazy = low.lazy_slot(value)
@@ -197,7 +200,9 @@ def muli(op: Op, low: Lowering) -> Step:
     machine, site = low.machine, low.site(op)
 
     def multiply(a: Array, b: Array) -> Array:
-        bound = max(abs(int(a.max())), abs(int(a.min()))) * max(abs(int(b.max())), abs(int(b.min())))
+        bound = max(abs(int(a.max())), abs(int(a.min()))) * max(
+            abs(int(b.max())), abs(int(b.min()))
+        )
         if bound > _INT32.max:
             exact = a.astype(np.int64) * b
             wrong = (exact > _INT32.max) | (exact < _INT32.min)
@@ -254,7 +259,8 @@ def extended(op: Op, low: Lowering) -> Step:
     first, second = low.slot(op.results[0]), low.slot(op.results[1])
     bits = op.results[0].type.bits
     if bits > 32:
-        raise Unsupported(f"operation {op.name} on {bits} bits", op=op.name)
+        msg = f"operation {op.name} on {bits} bits"
+        raise Unsupported(msg, op=op.name)
     dtype = CARRIER[op.results[0].type.scalar]
     signed = op.name == "arith.mulsi_extended"
     add = op.name == "arith.addui_extended"
@@ -281,7 +287,8 @@ def choose(op: Op, low: Lowering) -> Step:
     if op.results[0].type.scalar == "ptr":
         return low.nary(op, _choose_pointer)
     if op.results[0].type.scalar == "desc":
-        raise Unsupported("a tensor descriptor chosen by select")
+        msg = "a tensor descriptor chosen by select"
+        raise Unsupported(msg)
     return low.nary(op, np.where)
 
 
@@ -303,7 +310,8 @@ def extsi(op: Op, low: Lowering) -> Step:
 
     dense = low.unary(op, widen) if low.dense(value) else None
     if not low.lazy(value):
-        assert dense is not None
+        if dense is None:
+            raise AssertionError
         return dense
     terms, lazy = low.terms(op.operands[0]), low.lazy_slot(value)
     machine, site = low.machine, low.site(op)
@@ -436,8 +444,6 @@ def fp_to_fp(op: Op, low: Lowering) -> Step:
 
 def bitcast(op: Op, low: Lowering) -> Step:
     """arith.bitcast and tt.bitcast: the same bits as another type of the same width."""
-    from fa_verify.ttir.floats import RAW, decode, encode  # noqa: PLC0415
-
     source, target = op.operands[0].type, op.results[0].type
     if source.scalar == "ptr":  # the element type is taken from where the pointer is used
         same = (source.pointee or source).bits == (target.pointee or target).bits
@@ -446,7 +452,8 @@ def bitcast(op: Op, low: Lowering) -> Step:
             (target.pointee or target).scalar,
         }
         if not same and not byte_bool:
-            raise Unsupported(f"a pointer cast from {source} to {target}")
+            msg = f"a pointer cast from {source} to {target}"
+            raise Unsupported(msg)
         return low.unary(op, lambda x: x)
     if "i1" in (source.scalar, target.scalar):
         if source.scalar == target.scalar:

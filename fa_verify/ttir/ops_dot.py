@@ -61,7 +61,8 @@ def _compensated(
         for i, j in pairs:
             product = _product(left[i], right[j])
             result = product if result is None else result + product
-        assert result is not None
+        if result is None:
+            raise AssertionError
         # inf - inf and NaN in the small parts are replaced by zero (Triton's replaceNansWithZeros).
         if not np.isfinite(result).all():
             plain = _product(left[0], right[0])
@@ -132,7 +133,8 @@ def _multiplier(
         "bf16x6": _compensated(3, 3, _bf16),
     }
     if precision not in table:
-        raise Unsupported(f"a dot with inputPrecision {precision}")
+        msg = f"a dot with inputPrecision {precision}"
+        raise Unsupported(msg)
     return table[precision]
 
 

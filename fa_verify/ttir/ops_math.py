@@ -56,7 +56,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fast_cosf": np.cos, "fast_tanf": np.tan, "fast_exp10f": lambda x: np.power(np.float32(10), x),
     "fast_log2f": np.log2, "fast_log10f": np.log10, "fast_powf": np.power,
     "fast_fdividef": np.divide, "float_as_int": lambda x: x.view(np.int32),
-    "int_as_float": lambda x: x.view(np.float32), "popc": lambda x: np.bitwise_count(x),
+    "int_as_float": lambda x: x.view(np.float32), "popc": np.bitwise_count,
     "ffs": lambda x: np.where(x == 0, 0, np.bitwise_count((x & -x) - 1) + 1),
     "clz": lambda x: 31 - np.where(x == 0, -1, np.frexp(x.view(np.uint32).astype(np.float64))[1] - 1),
     "mulhi": lambda a, b: ((a.astype(np.int64) * b) >> 32).astype(np.int32),
@@ -65,7 +65,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sinpi": lambda x: np.sin(np.pi * x.astype(np.float64)).astype(x.dtype),
     "cospi": lambda x: np.cos(np.pi * x.astype(np.float64)).astype(x.dtype),
     "ctlz": lambda x: 31 - np.where(x == 0, -1, np.frexp(x.view(np.uint32).astype(np.float64))[1] - 1),
-    "ctpop": lambda x: np.bitwise_count(x),
+    "ctpop": np.bitwise_count,
 }  # fmt: skip
 
 
@@ -88,7 +88,8 @@ def libdevice(op: Op, low: Lowering) -> Step:
     names = [name, name.removesuffix("f"), name.removesuffix("ll")]
     function = next((FUNCTIONS[n] for n in names if n in FUNCTIONS), None)
     if function is None:
-        raise Unsupported(f"the library function {symbol}")
+        msg = f"the library function {symbol}"
+        raise Unsupported(msg)
     scalar = op.results[0].type.scalar
     dtype = CARRIER[scalar]
     found = function

@@ -39,7 +39,8 @@ def addptr(op: Op, low: Lowering) -> Step:
 def _pointee(value: Value) -> Type:
     pointee = value.type.pointee
     if pointee is None or pointee.shape:
-        raise Unsupported(f"an access through {value.type}")
+        msg = f"an access through {value.type}"
+        raise Unsupported(msg)
     return pointee
 
 
@@ -54,7 +55,8 @@ def load(op: Op, low: Lowering) -> Step:
     pointer, result = low.slot(op.operands[0]), low.slot(op.results[0])
     scalar, shape = _pointee(op.operands[0]).scalar, op.operands[0].type.shape
     if scalar == "ptr":
-        raise Unsupported("a load of pointers")
+        msg = "a load of pointers"
+        raise Unsupported(msg)
     masks = _masks(op, low, 1)
     other = low.slot(op.operands[2]) if len(op.operands) > 2 else None
     access, machine = Access(low.site(op), shape, scalar), low.machine
@@ -71,7 +73,8 @@ def store(op: Op, low: Lowering) -> Step:
     pointer, value = low.slot(op.operands[0]), low.slot(op.operands[1])
     scalar, shape = _pointee(op.operands[0]).scalar, op.operands[0].type.shape
     if scalar == "ptr":
-        raise Unsupported("a store of pointers")
+        msg = "a store of pointers"
+        raise Unsupported(msg)
     masks = _masks(op, low, 2)
     access, machine = Access(low.site(op), shape, scalar), low.machine
 
@@ -163,7 +166,8 @@ def int_to_ptr(op: Op, low: Lowering) -> Step:
 def make_descriptor(op: Op, low: Lowering) -> Step:
     """tt.make_tensor_descriptor."""
     block = op.results[0].type.pointee
-    assert block is not None
+    if block is None:
+        raise AssertionError
     rank = len(block.shape)
     base, result = low.slot(op.operands[0]), low.slot(op.results[0])
     shape = [low.slot(x) for x in op.operands[1 : 1 + rank]]
@@ -264,7 +268,8 @@ def descriptor_reduce(op: Op, low: Lowering) -> Step:
     source, shape, scalar = low.slot(value), value.type.shape, value.type.scalar
     kind = next((w for w in op.words if w in _UPDATE or w in ("inc", "dec")), "")
     if kind not in _UPDATE:
-        raise Unsupported(f"a descriptor reduction by {op.words}")
+        msg = f"a descriptor reduction by {op.words}"
+        raise Unsupported(msg)
     function = _UPDATE[kind]
     access, machine = Access(low.site(op), shape, scalar), low.machine
     narrow = value.type.is_float and scalar not in ("f32", "f64")

@@ -63,7 +63,8 @@ def _transparent(function: Callable[[Array], Array]) -> Rule:
         value = op.results[0]
         dense = low.unary(op, _mapped(function)) if low.dense(value) else None
         if not low.lazy(value):
-            assert dense is not None
+            if dense is None:
+                raise AssertionError
             return dense
         terms, lazy = low.terms(op.operands[0]), low.lazy_slot(value)
 
@@ -164,7 +165,8 @@ def poison(op: Op, low: Lowering) -> None:
     value = op.results[0]
     carrier = CARRIER.get(value.type.scalar)
     if carrier is None:
-        raise Unsupported(f"a poison value of type {value.type}")
+        msg = f"a poison value of type {value.type}"
+        raise Unsupported(msg)
     fill = np.nan if carrier.kind == "f" else 1
     low.constant(value, np.full((1,) * (len(value.type.shape) + 1), fill, carrier))
 

@@ -26,7 +26,8 @@ class FloatModel:
     def __post_init__(self) -> None:
         """Reject unknown choices."""
         if self.tf32 not in ("truncate", "nearest_away"):
-            raise ValueError(f"tf32={self.tf32!r}: use 'truncate' or 'nearest_away'")
+            msg = f"tf32={self.tf32!r}: use 'truncate' or 'nearest_away'"
+            raise ValueError(msg)
 
 
 HOPPER = FloatModel()
@@ -60,11 +61,14 @@ class Options:
     def __post_init__(self) -> None:
         """Reject values that mean nothing."""
         if self.schedule not in ("forward", "reverse", "shuffled"):
-            raise ValueError(f"schedule={self.schedule!r}: use 'forward', 'reverse' or 'shuffled'")
+            msg = f"schedule={self.schedule!r}: use 'forward', 'reverse' or 'shuffled'"
+            raise ValueError(msg)
         if self.memory_limit <= 0:
-            raise ValueError(f"memory_limit={self.memory_limit}: must be positive")
+            msg = f"memory_limit={self.memory_limit}: must be positive"
+            raise ValueError(msg)
         if self.config < 0:
-            raise ValueError(f"config={self.config}: must not be negative")
+            msg = f"config={self.config}: must not be negative"
+            raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,84 +13,19 @@ from typing import TYPE_CHECKING
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.ir import Block, Function, Location, Module, Op, Region, Type, Value
+from fa_verify.ttir.locations import Locations
+from fa_verify.ttir.tokens import tokenise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_TOKEN = re.compile(
-    r"""(?:\s|//[^\n]*)+
-  | loc\((?P<loc>\#loc\d*|unknown)\)
-  | (?P<open>loc\()
-  | (?P<str>"(?:[^"\\]|\\.)*")
-  | (?P<raw>(?:dense|array|dense_resource)<[^>]*>)
-  | (?P<type>(?:tensor|!tt\.\w+|!ttg\.\w+|vector)<(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>
-            |<(?:tensor<[^<>]*>|(?:\d+x)*[a-z]\w*)>)
-  | (?P<ssa>%[\w$.-]+(?:\#\d+)?(?::\d+)?)
-  | (?P<label>\^\w+)
-  | (?P<sym>@(?:[\w$.]+|"[^"]*"))
-  | (?P<num>-?(?:0x[0-9A-Fa-f]+|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?))
-  | (?P<word>!?[A-Za-z_][\w$.]*)
-  | (?P<punct>->|<\{|\}>|::|[()\[\]{},:=<>*?\#])""",
-    re.VERBOSE,
-)
-_LOC_DEF = re.compile(r"^(#loc\d*) = loc\((.*)\)\s*$", re.MULTILINE)
-_FILE_LOC = re.compile(r'^"((?:[^"\\]|\\.)*)":(\d+):(\d+)')
-_NAME_LOC = re.compile(r'^"(?:[^"\\]|\\.)*"\((.*)\)$')
 _SHAPE = re.compile(r"^((?:\d+x)*)(.*)$")
 _SCALAR = re.compile(r"^(?:i\d+|index|b?f\d+\w*|none)$")
+_SIGNED = re.compile(r"^[us](i\d+)$")  # descriptors say which integers they hold
 _TERMINATORS = frozenset({
     "scf.yield", "scf.condition", "tt.return", "cf.br", "cf.cond_br", "tt.reduce.return",
     "tt.scan.return", "tt.map_elementwise.return",
 })  # fmt: skip
-_FOLLOWS_OPERAND = frozenset({"arith.cmpi", "arith.cmpf"})
-# Operations printed with one type that is not their result's own type.
-_POINTEE = frozenset({"tt.load"})
-
-
-class Locations:
-    """Resolves `loc` attributes to the innermost location that lies in user code."""
-
-    def __init__(self, text: str, library: str) -> None:
-        """Index the definitions in `text`; files under `library` are Triton's own."""
-        self._table = dict(_LOC_DEF.findall(text))
-        self._library = library
-        self._memo: dict[str, Location] = {}
-        self._chains: dict[str, list[Location]] = {}
-
-    def resolve(self, raw: str) -> Location:
-        """Return the location that `raw`, the text inside loc(...), stands for."""
-        found = self._memo.get(raw)
-        if found is None:
-            chain = self._chain(raw.strip(), 0)
-            user = [x for x in chain if self._library not in x.file]
-            found = user[0] if user else (chain[0] if chain else Location())
-            self._memo[raw] = found
-        return found
-
-    def _chain(self, raw: str, depth: int) -> list[Location]:
-        """Locations from the innermost to the outermost call."""
-        if depth > 200:
-            return []
-        if raw.startswith("#"):
-            chain = self._chains.get(raw)
-            if chain is None:
-                chain = self._chain(self._table.get(raw, "unknown"), depth + 1)
-                self._chains[raw] = chain
-            return chain
-        if match := _FILE_LOC.match(raw):
-            return [Location(match[1], int(match[2]))]
-        if match := _NAME_LOC.match(raw):
-            return self._chain(match[1], depth + 1)
-        if raw.startswith("callsite("):
-            inner = raw[len("callsite(") : -1]
-            callee, _, caller = inner.rpartition(" at ")
-            return self._chain(callee, depth + 1) + self._chain(caller, depth + 1)
-        if raw.startswith("fused"):
-            inner = raw[raw.index("[") + 1 : -1]
-            for part in re.findall(r"#loc\d*", inner):
-                if chain := self._chain(part, depth + 1):
-                    return chain
-        return []
 
 
 @lru_cache(maxsize=4096)
@@ -110,6 +45,8 @@ def parse_type(text: str) -> Type:
         return Type("desc", (), _block_type(text[text.index("<") + 1 : -1]))
     if _SCALAR.match(text):
         return Type(text)
+    if signed := _SIGNED.match(text):
+        return Type(signed[1])
     if text.startswith("<"):
         return _block_type(text[1:-1])
     return Type("none", (), None)
@@ -125,32 +62,9 @@ def _block_type(inner: str) -> Type:
 class _Parser:
     def __init__(self, text: str, library: str) -> None:
         self.locations = Locations(text, library)
-        self.tokens = self._tokenise(text)
+        self.tokens = tokenise(text)
         self.at = 0
         self.scopes: list[dict[str, Value]] = []
-
-    @staticmethod
-    def _tokenise(text: str) -> list[tuple[str, str]]:
-        start = text.index("module")
-        end = text.find("\n#loc", start)  # location definitions follow
-        end = len(text) if end < 0 else end
-        tokens: list[tuple[str, str]] = []
-        append, match_token, position = tokens.append, _TOKEN.match, start
-        while position < end:
-            match = match_token(text, position, end)
-            if match is None:
-                raise Unsupported(f"TTIR syntax {text[position : position + 40]!r}")
-            kind, position = match.lastgroup, match.end()
-            if kind is None:
-                continue
-            if kind == "open":
-                close = _balanced(text, position - 1)
-                append(("loc", text[position:close]))
-                position = close + 1
-            else:
-                append((kind, match[kind]))
-        append(("end", ""))
-        return tokens
 
     # -- token helpers
     def peek(self) -> tuple[str, str]:
@@ -170,7 +84,8 @@ class _Parser:
     def expect(self, text: str) -> None:
         if not self.accept(text):
             around = " ".join(x[1] for x in self.tokens[max(0, self.at - 8) : self.at + 4])
-            raise Unsupported(f"TTIR syntax: expected {text!r} near {around!r}")
+            msg = f"TTIR syntax: expected {text!r} near {around!r}"
+            raise Unsupported(msg)
 
     def location(self) -> Location:
         if self.peek()[0] == "loc":
@@ -182,7 +97,8 @@ class _Parser:
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
-        raise Unsupported(f"TTIR value {name} used before its definition")
+        msg = f"TTIR value {name} used before its definition"
+        raise Unsupported(msg)
 
     def define(self, name: str, type_: Type, producer: Op | None = None) -> Value:
         value = Value(name, type_, producer)
@@ -214,7 +130,8 @@ class _Parser:
             functions[function.name] = function
         entry = next((f for f in functions.values() if f.public), None)
         if entry is None:
-            raise Unsupported("TTIR module without a public function")
+            msg = "TTIR module without a public function"
+            raise Unsupported(msg)
         return Module(functions, entry)
 
     def function(self) -> Function:
@@ -373,7 +290,7 @@ class _Parser:
 
     def pretty(self, op: Op) -> list[Type]:
         """Parse operands, words and attributes up to ':', then types."""
-        depth = 0
+        inside = False  # brackets
         while True:
             kind, text = self.peek()
             if kind == "loc" or (text == ":" and kind == "punct"):
@@ -384,59 +301,53 @@ class _Parser:
             self.at += 1
             if kind == "ssa":
                 op.operands.append(self.lookup(text))
-                if depth:
+                if inside:
                     op.groups[-1] += 1
-            elif kind == "word":
-                if self.peek()[1] == "=" and self.peek()[0] == "punct":
-                    self.at += 1
-                    op.attrs[text] = self.next()[1]
-                else:
-                    op.words.append(text)
-            elif kind in ("str", "sym", "raw", "num"):
+            elif kind == "word" and self.peek() == ("punct", "="):
+                self.at += 1
+                op.attrs[text] = self.next()[1]
+            elif kind != "punct":
                 op.words.append(text)
-            elif text == "[":
-                depth += 1
-                op.groups.append(0)
-            elif text == "]":
-                depth -= 1
-        results: list[Type] = []
-        arrow = False
+            elif text in "[]":
+                inside = text == "["
+                op.groups += [0] if inside else []
+        return self._pretty_types(op)
+
+    def _pretty_types(self, op: Op) -> list[Type]:
+        """Parse what follows ':' and tell the result types."""
+        results: list[Type] | None = None
         if self.accept(":"):
             while self.peek()[0] != "loc":
-                kind, text = self.peek()
+                kind, text = self.next()
                 if text in ("->", "to") and kind != "str":
-                    self.at += 1
-                    arrow = True
                     results = self.type_list()
-                    continue
-                self.at += 1
-                if kind in ("type", "word"):
+                elif kind in ("type", "word"):
                     op.types.append(parse_type(text))
-        return self._pretty_results(op, results, arrow=arrow)
+        return self._implied(op) if results is None else results
 
     @staticmethod
-    def _pretty_results(op: Op, results: list[Type], *, arrow: bool) -> list[Type]:
-        if arrow:
-            return results
+    def _implied(op: Op) -> list[Type]:
+        """Result types of operations that print those of their operands only."""
         types = op.types
-        if op.name in _FOLLOWS_OPERAND:
-            return [Type("i1", types[0].shape)]
-        if op.name in _POINTEE and types:
+        if op.name == "tt.load" and types:
             pointee = types[0].pointee
             if pointee is None:
-                raise Unsupported("load of a non-pointer", op=op.name)
+                msg = "load of a non-pointer"
+                raise Unsupported(msg, op=op.name)
             return [Type(pointee.scalar, types[0].shape or pointee.shape, pointee.pointee)]
-        if op.name == "arith.select":
-            return [types[-1]]
-        if op.name in ("tt.addptr", "tt.advance"):
-            return [types[0]]
-        if op.name == "tt.make_tensor_descriptor":
-            return [Type("desc", (), types[-1])]
-        if op.name in ("arith.addui_extended",):
-            return [types[0], Type("i1", types[0].shape)]
-        if op.name in ("arith.mului_extended", "arith.mulsi_extended"):
-            return [types[0], types[0]]
-        return types[:1]
+        if op.name in ("arith.cmpi", "arith.cmpf"):
+            types = [Type("i1", types[0].shape)]
+        elif op.name == "arith.addui_extended":
+            types = [types[0], Type("i1", types[0].shape)]
+        elif op.name in ("arith.mului_extended", "arith.mulsi_extended"):
+            types = [types[0], types[0]]
+        elif op.name == "tt.make_tensor_descriptor":
+            types = [Type("desc", (), types[-1])]
+        elif op.name == "arith.select":
+            types = types[-1:]
+        else:
+            types = types[:1]
+        return types
 
     def constant(self, op: Op) -> list[Type]:
         kind, text = self.next()
@@ -546,24 +457,6 @@ class _Parser:
         if self.peek()[1] == "{":
             op.attrs.update(self.attributes())
         return []
-
-
-def _balanced(text: str, position: int) -> int:
-    """Index of the parenthesis that closes the one at `position`, strings skipped."""
-    depth, quoted = 0, False
-    for index in range(position, len(text)):
-        char = text[index]
-        if quoted:
-            quoted = char != '"' or text[index - 1] == "\\"
-        elif char == '"':
-            quoted = True
-        elif char == "(":
-            depth += 1
-        elif char == ")":
-            depth -= 1
-            if depth == 0:
-                return index
-    raise Unsupported("TTIR syntax: unbalanced location")
 
 
 def parse(text: str, library: str) -> Module:

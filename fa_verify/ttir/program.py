@@ -79,7 +79,14 @@ class Program:
         callees = [f for f in module.functions.values() if f is not self.entry]
         for function in (*callees, self.entry):
             hoist(function)
-            low = Lowering(function, module, self.machine, RULES, self._site, self._bodies)
+            low = Lowering(
+                function=function,
+                module=module,
+                machine=self.machine,
+                rules=RULES,
+                site=self._site,
+                callees=self._bodies,
+            )
             self._bodies[function.name] = Body(low)
             self._peak += low.peak_bytes
         self.stored = stored_arguments(module)
@@ -102,6 +109,7 @@ class Program:
         names: Sequence[str],
         values: Sequence[Any],
         grid: tuple[int, int, int],
+        *,
         options: Options,
         memory: Memory,
         findings: Findings,
@@ -146,12 +154,14 @@ class Program:
         arguments: list[Argument],
     ) -> Any:
         if type_.scalar == "ptr":
-            assert type_.pointee is not None
+            if type_.pointee is None:
+                raise AssertionError
             argument = Argument(name, _tensor(value), type_.pointee.scalar, memory)
             arguments.append(argument)
             return Pointer((argument,), (np.zeros(1, np.int64),))
         if type_.scalar == "desc":
-            assert type_.pointee is not None
+            if type_.pointee is None:
+                raise AssertionError
             argument = Argument(name, _tensor(value.base), type_.pointee.scalar, memory)
             arguments.append(argument)
             return Descriptor(
@@ -214,7 +224,8 @@ def _tensor(value: Any) -> torch.Tensor:
     while not isinstance(value, torch.Tensor):
         inner = getattr(value, "base", None)
         if inner is None:
-            raise Unsupported(f"a pointer argument that is a {type(value).__name__}, not a tensor")
+            msg = f"a pointer argument that is a {type(value).__name__}, not a tensor"
+            raise Unsupported(msg)
         value = inner
     return value
 

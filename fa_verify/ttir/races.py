@@ -145,7 +145,9 @@ class Races:
         if lost.any():
             now = touched.of(touched.arg.flat)[touched.index]
             wrong = lost & (bits(now) != bits(raw))
-            self._report(touched, after, wrong, "writes another value than {who} to the same element")
+            self._report(
+                touched, after, wrong, "writes another value than {who} to the same element"
+            )
             writers[touched.index] = np.where(lost, np.int32(MANY), writers[touched.index])
 
     def atomic(self, touched: Touched, *, orders: bool) -> None:

@@ -34,35 +34,40 @@ class _Classes:
                 self._parent[first] = second
 
 
+def _for(op: Op, classes: _Classes) -> None:
+    block = op.regions[0].blocks[0]
+    for init, *others in zip(
+        op.operands[3:], block.args[1:], op.results, block.ops[-1].operands, strict=True
+    ):
+        for other in others:
+            classes.join(init, other)
+
+
+def _if(op: Op, classes: _Classes) -> None:
+    for region in op.regions:
+        for result, given in zip(op.results, region.blocks[0].ops[-1].operands, strict=False):
+            classes.join(result, given)
+
+
+def _while(op: Op, classes: _Classes) -> None:
+    before, after = op.regions[0].blocks[0], op.regions[1].blocks[0]
+    for init, *others in zip(op.operands, before.args, after.ops[-1].operands, strict=True):
+        for other in others:
+            classes.join(init, other)
+    forwarded = before.ops[-1].operands[1:]
+    for given, *others in zip(forwarded, after.args, op.results, strict=True):
+        for other in others:
+            classes.join(given, other)
+
+
 def _join(op: Op, classes: _Classes) -> None:
-    if op.name == "scf.for":
-        block = op.regions[0].blocks[0]
-        for init, arg, result, given in zip(
-            op.operands[3:], block.args[1:], op.results, block.ops[-1].operands, strict=True
-        ):
-            for other in (arg, result, given):
-                classes.join(init, other)
-    elif op.name == "scf.if":
-        for region in op.regions:
-            for result, given in zip(op.results, region.blocks[0].ops[-1].operands, strict=False):
-                classes.join(result, given)
-    elif op.name == "scf.while":
-        before, after = op.regions[0].blocks[0], op.regions[1].blocks[0]
-        for init, arg, given in zip(op.operands, before.args, after.ops[-1].operands, strict=True):
-            classes.join(init, arg)
-            classes.join(init, given)
-        for given, arg, result in zip(
-            before.ops[-1].operands[1:], after.args, op.results, strict=True
-        ):
-            classes.join(given, arg)
-            classes.join(given, result)
-    else:
-        for result in op.results:
-            for operand in op.operands:
-                classes.join(operand, result)
-    for _, values in op.successors:
-        for value in values:  # block arguments are few: join all that are passed on
-            classes.join(values[0], value)
+    special = {"scf.for": _for, "scf.if": _if, "scf.while": _while}.get(op.name)
+    if special is not None:
+        special(op, classes)
+        return
+    for result in op.results:
+        for operand in op.operands:
+            classes.join(operand, result)
 
 
 def _stored(function: Function, module: Module, memo: dict[str, set[int]]) -> set[int]:

@@ -78,7 +78,8 @@ def current() -> Run:
         RuntimeError: A kernel was launched outside `execute`.
     """
     if not _running:
-        raise RuntimeError("a kernel was launched outside `with ttir.execute(...)`")
+        msg = "a kernel was launched outside `with ttir.execute(...)`"
+        raise RuntimeError(msg)
     return _running[-1]
 
 
@@ -127,7 +128,8 @@ def execute(options: Options = _DEFAULT) -> Iterator[Run]:
         RuntimeError: Executions are nested.
     """
     if _running:
-        raise RuntimeError("ttir.execute(...) is already active: executions cannot be nested")
+        msg = "ttir.execute(...) is already active: executions cannot be nested"
+        raise RuntimeError(msg)
     run = Run(options)
     with ExitStack() as stack:
         stack.enter_context(activated())

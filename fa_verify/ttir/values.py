@@ -150,7 +150,8 @@ def merge(parts: Sequence[tuple[Selection, RuntimeValue]], lanes: int) -> Runtim
             tuple(each(lambda d, i=i: d.strides[i]) for i in range(rank)),
             first.block, first.scalar, first.nan_padding, first.round_f32_to_tf32,
         )  # fmt: skip
-    raise Unsupported(f"a merge of {type(first).__name__} values over divergent programs")
+    msg = f"a merge of {type(first).__name__} values over divergent programs"
+    raise Unsupported(msg)
 
 
 def _merge_arrays(parts: Sequence[tuple[Selection, Array]], lanes: int) -> Array:

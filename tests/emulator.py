@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fa_verify.problem import Problem
+if TYPE_CHECKING:
+    from fa_verify.problem import Problem
 
-__all__ = ["Emulator"]
+__all__ = ["BUGS", "FAMILIES", "Emulator", "values"]
 
 F32, F64 = torch.float32, torch.float64
 LOG2E = 1.4426950408889634
@@ -151,7 +153,7 @@ class Emulator:
         return cuts[::-1] if self.reverse else cuts
 
     def _logits(self, problem: Problem, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores as the exponent wants them (natural, or times log2 e), their factor left, and tanh."""
+        """Scores as the exponent wants them (natural, or times log2 e), the factor left, and tanh."""
         scale = torch.tensor(1.0 if "no scale" in self.bugs else problem.scale, dtype=F32)
         log2e = torch.tensor(LOG2E, dtype=F32)
         native = _dtype(problem.dtype)
@@ -251,7 +253,7 @@ class Emulator:
             return p.bfloat16().float()
         return p.to(native).to(F32)
 
-    def backward(
+    def backward(  # noqa: PLR0917 -- the usual order
         self, problem: Problem, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return dq, dk, dv in the problem's dtype, from this o and lse."""
@@ -291,3 +293,88 @@ class Emulator:
             dv = self._mm(problem, cast_p[:, rows].mT, dof[:, rows], dv)
         dq, dk, dv = (_flush(x).to(native) for x in (dq * factor_q, dk * factor_k, dv))
         return dq.reshape(problem.shape_q), dk.reshape(problem.shape_k), dv.reshape(problem.shape_v)
+
+
+FAMILIES = (
+    "normal",
+    "logits x10",
+    "logits x100",
+    "constant",
+    "two-level",
+    "duplicates",
+    "one-hot",
+    "drifting-periodic",
+    "tiny",
+    "huge",
+    "subnormal P",
+    "uniform",
+    "V = 1",
+    "integers",
+    "mixed magnitudes",
+    "shifted",
+    "equal keys",
+    "near-ties",
+)
+_HUGE = {"float16": 3000.0, "bfloat16": 1e15, "float32": 1e15}
+
+
+def values(  # noqa: C901, PLR0912 -- one branch a family
+    family: str, problem: Problem, seed: int
+) -> list[Tensor]:
+    """q, k, v, do of one family, in the problem's dtype."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(shape):
+        return torch.randn(shape, generator=generator, dtype=F64)
+
+    q, k, v, do = (
+        normal(shape)
+        for shape in (problem.shape_q, problem.shape_k, problem.shape_v, problem.shape_o)
+    )
+    n = problem.seqlen_k
+    index = torch.arange(n, dtype=F64)[:, None]
+    ones = torch.ones_like
+    match family:
+        case "logits x10" | "logits x100":
+            q = q * float(family.removeprefix("logits x"))
+        case "constant":
+            q, k = ones(q), ones(k)
+        case "two-level":
+            q, k = ones(q), 1 + 0.37 * (normal((*k.shape[:3], 1)) > 0) * ones(k)
+        case "duplicates":
+            k = k[:, :, torch.arange(n) // 4]
+        case "one-hot":
+            k = torch.cat(
+                (k[:, :, :-1], 8 * q.mean((1, 2), keepdim=True).expand_as(k[:, :, :1])), 2
+            )
+        case "drifting-periodic":
+            q, k = ones(q), ones(k) * ((index % 16) / 8 + (index // 16) / 64)
+        case "tiny":
+            q, k, v, do = (1e-4 * x for x in (q, k, v, do))
+        case "huge":
+            q, k, v, do = (_HUGE[problem.dtype] * x for x in (q, k, v, do))
+        case "subnormal P":
+            slope = -0.5 / (abs(problem.scale) or 1.0) / problem.head_dim
+            q, k = 3 * ones(q), ones(k) * (index % 13) * slope
+        case "uniform":
+            q, k, v, do = (x.abs() for x in (q, k, v, do))
+        case "V = 1":
+            v = ones(v)
+        case "integers":
+            q, k, v, do = (x.round() for x in (q, k, v, do))
+        case "mixed magnitudes":
+            powers = (
+                torch.exp2((4 * normal(x.shape)).round().clamp(-12, 6)) for x in (q, k, v, do)
+            )
+            q, k, v, do = (x * y for x, y in zip((q, k, v, do), powers, strict=True))
+        case "shifted":
+            k = k + 120
+        case "equal keys":
+            k = k[:, :, :1].expand_as(k)
+        case "near-ties":
+            q, k = ones(q), 1 + 1e-3 * k
+        case _:
+            assert family == "normal", family
+    if seed % 5 == 0:
+        v = v.abs()
+    return [x.to(_dtype(problem.dtype)) for x in (q, k, v, do)]

@@ -131,17 +131,17 @@ def forward_tile(
     m = x.amax(-1, keepdim=True)
     empty = m == -torch.inf
     m.masked_fill_(empty, 0.0)
-    unknown = None if fast else _p_overflows(model, given, x, block.hidden)
+    furthest = None if fast else _furthest(x, block.hidden)
     x.sub_(m)
     h = _exponent_error(model, given, block, x, top)
     p = x.exp() if parts or not fast else x.exp_()
     total = p.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
     o = torch.bmm(p, v).div_(total)
     lse = torch.where(empty, -torch.inf, m + total.log())
-    if fast:
+    if furthest is None:
         near = _spread_fast(model, h, p, total, top)
     else:
-        near = _spread_slow(model, x, h, total, block.hidden)
+        near = _spread_slow(model, _Slow(x, h, total, block.hidden, furthest * (U * SLACK)))
 
     # (B11): everything is relative to exp(m) until it is divided by l = total.
     accumulate = SLACK * model.long_dot(keys, keys)
@@ -161,7 +161,8 @@ def forward_tile(
     lse_bound = near.lse + SLACK * (normal + logarithm) + 2.0**-22
     if given.largest_v * keys >= LARGEST:  # (B9): a partial sum may overflow
         bound.masked_fill_(v.abs().sum(1, keepdim=True) >= LARGEST, torch.inf)
-    if unknown is not None:
+    if furthest is not None:
+        unknown = furthest * (U * SLACK) >= _p_overflow(model, given, keys)
         bound.masked_fill_(unknown, torch.inf)
         lse_bound.masked_fill_(unknown, torch.inf)
     result = ForwardTile(
@@ -193,28 +194,47 @@ def _exponent_error(model: Model, given: Inputs, block: Block, x: Tensor, top: f
 def _spread_fast(model: Model, h: Tensor, p: Tensor, total: Tensor, top: float) -> _Spread:
     """For h <= top <= 1/4, in float32."""
     p = p.float()
-    gain, cast = _with_cast(model, p, expm1_bound(h).mul_(p), h, top)
+    gain, cast = _with_cast(model, p, expm1_bound(h).mul_(p), math.exp(3 * top))
     he = gain.sum(-1, keepdim=True).double() / total
     return _Spread(p, gain, cast, he, -torch.log1p(-he))  # (B13)
 
 
-def _spread_slow(
-    model: Model, x: Tensor, h: Tensor, total: Tensor, hidden: Tensor | None
-) -> _Spread:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Slow:
+    """What the bound for any h is computed from, float64.
+
+    Attributes:
+        x: S - m, -inf where hidden.
+        h: Error of the exponent.
+        total: l.
+        hidden: As in `Block`.
+        residual: How far above or below 0 the exponent of the largest key may be, by rows.
+    """
+
+    x: Tensor
+    h: Tensor
+    total: Tensor
+    hidden: Tensor | None
+    residual: Tensor
+
+
+def _spread_slow(model: Model, given: _Slow) -> _Spread:
     """For any h, in float64."""
-    p = x.exp()
-    if hidden is not None:
-        h.masked_fill_(hidden, 0.0)
-    top = h.amax(-1, keepdim=True)
-    gain, cast = _with_cast(model, p, spread(x, h, hidden), h, top)
+    x, total, hidden = given.x, given.total, given.hidden
+    h = given.h if hidden is None else given.h.masked_fill(hidden, 0.0)
+    p, top = x.exp(), h.amax(-1, keepdim=True)
+    gain, cast = _with_cast(model, p, spread(x, h, hidden), (2 * h + top).exp_())
     he = gain.sum(-1, keepdim=True) / total
     lse = torch.where(he < 1, -torch.log1p(-he), torch.inf)  # (B13)
     if not model.arithmetic.l_from_rounded_p:
         lse = torch.minimum(lse, top)
     # (B14): measure every key's error against the largest key's, whose own is then 0.
     best = x.argmax(-1, keepdim=True)
-    other = spread(x, h + h.gather(-1, best), hidden).scatter_(-1, best, 0.0)
-    other, other_cast = _with_cast(model, p, other, h, top)
+    both = h + h.gather(-1, best)
+    other = spread(x, both, hidden).scatter_(-1, best, 0.0)
+    above = (x + both).scatter_(-1, best, 0.0).amax(-1, keepdim=True) + given.residual
+    depth = torch.add(above, both, alpha=2).scatter_(-1, best, above)
+    other, other_cast = _with_cast(model, p, other, depth.exp_())
     other_he = other.sum(-1, keepdim=True) / total
     better = other_he < he
     gain, he = torch.where(better, other, gain), torch.where(better, other_he, he)
@@ -224,37 +244,45 @@ def _spread_slow(
 
 
 def _with_cast(
-    model: Model, p: Tensor, gain: Tensor, h: Tensor, top: Tensor | float
+    model: Model, p: Tensor, gain: Tensor, depth: Tensor | float
 ) -> tuple[Tensor, Tensor | None]:
-    """P e, and the error of the cast of P where that is not in P e; (B12), (B15)."""
+    """P e, and the error of the cast of P where that is not in P e; (B12), (B15).
+
+    Args:
+        model: Coefficients.
+        p: exp(S - m).
+        gain: P e.
+        depth: At least (P + P e) over the smallest number that may be cast in its place.
+    """
     if model.p is None:
         return gain, None
     high = p + gain
     unit = SLACK * model.p.unit
     if model.p.format.emin <= -126:  # subnormals are in the floor
         cast = high.mul_(unit)
+    elif isinstance(depth, float):
+        cast = torch.minimum(high.clamp(min=model.p.tiny * depth / unit).mul_(unit), high)
     else:
-        # The value cast is at least p e^-(h+top): its running maximum is the final one or below.
-        if isinstance(top, float):
-            tiny = model.p.tiny * math.exp(3 * top)
-            cast = high.clamp(min=tiny / unit).mul_(unit)
-        else:
-            cast = torch.maximum(high * unit, model.p.tiny * (2 * h + top).exp_())
-        cast = torch.minimum(cast, high)
+        cast = torch.minimum(torch.maximum(high * unit, model.p.tiny * depth), high)
     if model.arithmetic.l_from_rounded_p:  # the denominator has the cast too
         return gain + cast, None
     return gain, cast
 
 
-def _p_overflows(model: Model, given: Inputs, s: Tensor, hidden: Tensor | None) -> Tensor:
-    """Rows where fma(s, c, -round(m c)) may be so far above 0 that P, l or acc overflows; (B9)."""
+def _furthest(s: Tensor, hidden: Tensor | None) -> Tensor:
+    """The largest |S| that each row sees, (heads, rows, 1)."""
     size = s.abs()
     if hidden is not None:
         size.masked_fill_(hidden, 0.0)
-    limit = LARGEST / (s.shape[-1] * max(1.0, given.largest_v))
+    return size.amax(-1, keepdim=True)
+
+
+def _p_overflow(model: Model, given: Inputs, keys: int) -> float:
+    """How far above 0 the largest exponent may be before P, l or acc overflows; (B9)."""
+    limit = LARGEST / (keys * max(1.0, given.largest_v))
     if model.p is not None:
         limit = min(limit, model.p.format.largest)
-    return size.amax(-1, keepdim=True) * (U * SLACK) >= math.log(max(1.0, limit))
+    return math.log(max(1.0, limit))
 
 
 def _hull(model: Model, o: Tensor, v: Tensor, rest: float) -> Tensor:

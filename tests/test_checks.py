@@ -71,9 +71,10 @@ def backward(problem, q, k, v, outputs, do):  # noqa: PLR0917
     return Grads(*(x.to(q.dtype) for x in (dq, dk, dv)))
 
 
-def trial(case=CASE, *, fwd=forward, bwd=backward, promises=PROMISES, **attributes):
+def trial(case=CASE, *, fwd=forward, bwd=backward, promises=PROMISES, setup=None, independent=True):
     kernel = Kernel(name="plain", forward=fwd, backward=bwd, capabilities=promises)
-    return Trial(kernel, Case.parse(case), Setup(), CpuBackend(), **attributes)
+    setup = setup or Setup()
+    return Trial(kernel, Case.parse(case), setup, CpuBackend(), independent=independent)
 
 
 def changed(change):
@@ -102,6 +103,8 @@ def test_a_right_kernel_passes_every_rerun(rerun):
     _, applies, check = rerun
     subjects = [trial(CASE), trial(CAUSAL)]
     promising = dataclasses.replace(PROMISES, isolates_masked_nan=True)
+    if rerun[0] == "same launch again":  # where the order of the programs is not ours to choose
+        subjects = [trial(CASE, setup=Setup(schedule="reverse"))]
     if rerun[0] == "hidden NaN":
         subjects = [trial(CAUSAL, promises=promising, fwd=isolating, bwd=None)]
     applicable = [subject for subject in subjects if applies(subject)]
@@ -342,9 +345,9 @@ def test_metamorphic_relations_see_their_faults():
 
 def test_an_independent_case_gets_one_rerun_and_a_searched_one_all():
     assert len(reruns.chosen(trial())) == 1
-    assert len(reruns.chosen(trial(independent=False))) == 8
+    assert len(reruns.chosen(trial(independent=False))) == 7
     names = {reruns.chosen(trial(CASE.replace("seed=3", f"seed={seed}")))[0] for seed in range(60)}
-    assert len(names) == 8
+    assert len(names) == 7
 
 
 def test_statistics_are_finite_and_complete():

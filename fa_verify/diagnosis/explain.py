@@ -23,6 +23,7 @@ __all__ = ["Explanation", "backward", "forward"]
 _LEAST_EXPLAINED = 0.9
 _LEAST_GAIN = 1.5  # on the wrong elements alone
 _LEAST_MERIT = 3.0
+_MANY = 1000.0
 _CLEARLY_BETTER = 1.25  # below that the simpler (earlier) of two hypotheses is named
 
 
@@ -36,10 +37,10 @@ class Explanation:
     @property
     def text(self) -> str:
         """The sentence with its evidence."""
+        gain = f"{self.fit.gain:.2g}" if self.fit.gain < _MANY else f"over {_MANY:g}"
         return (
-            f"{self.hypothesis.sentence} (a model with this defect is {self.fit.gain:.2g} times "
-            f"closer to the wrong elements than the reference and agrees with "
-            f"{100 * self.fit.explained:.3g}% of all)"
+            f"{self.hypothesis.sentence} (a model with this defect comes {gain} times closer than "
+            f"the reference and agrees with {100 * self.fit.explained:.3g}% of all elements)"
         )
 
 

@@ -22,9 +22,10 @@ def unwritten(name: str, holes: torch.Tensor) -> str:
         tile = columns[0] if columns else 0
         tail = columns == list(range(tile, holes.shape[3]))
         if tail and tile in (16, 32, 64, 128) and tile < holes.shape[3]:
+            width = "head_dim_v" if name in ("o", "dv") else "head_dim"
             return (
                 f"columns {tile}..{holes.shape[3] - 1} of {name} are never written: BLOCK_D={tile} "
-                f"cuts head_dim={holes.shape[3]} off"
+                f"cuts {width}={holes.shape[3]} off"
             )
     positions = _indices(holes, 2)
     size, label = holes.shape[2], axes_of(name)[2]

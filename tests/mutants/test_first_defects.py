@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant(
         "scale missing",
         "softmax_scale is missing",
-        (('"softmax_scale": _float32(problem.scale),', '"softmax_scale": 1.0,'),),
+        (('"softmax_scale": _scale(problem.scale),', '"softmax_scale": 1.0,'),),
     ),
     Mutant(
         "causal off by one",

@@ -50,6 +50,7 @@ def ranges(indices: Sequence[int]) -> str:
 def describe(name: str, wrong: torch.Tensor) -> str:
     """Along which indices of each axis a bool tensor has a True.
 
+    >>> import torch
     >>> wrong = torch.zeros(1, 2, 4, 8, dtype=torch.bool)
     >>> wrong[0, :, 1:3, 5:] = True
     >>> describe("o", wrong)

@@ -1,4 +1,4 @@
-"""Runs Triton kernels on CPU tensors by executing the compiler's own IR, and watches what they touch.
+"""Runs Triton kernels on CPU tensors by executing the compiler's own IR, and watches memory.
 
 Knows nothing about attention and imports nothing else of fa_verify.
 

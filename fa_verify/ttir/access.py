@@ -166,7 +166,7 @@ class Accesses:
         for arg, mine in self._parts(access, pointer):
             guarded = masks if mine is None else (*masks, mine)
             part = self._load(access, arg, pointer.terms, guarded, other)
-            result = part if result is None else np.where(mine, part, result)
+            result = part if result is None or mine is None else np.where(mine, part, result)
         if result is None:
             raise AssertionError(access)
         return result

@@ -1,7 +1,8 @@
 """Watches torch: poisons what is allocated uninitialised and notes what is written.
 
-Results of `empty` and its kin are filled with NaN (or a large odd integer) and count as never written;
-whatever torch operations write in place counts as written; all other results are written by nature.
+Results of `empty` and its kin are filled with NaN (or a large odd integer) and count as never
+written; whatever torch operations write in place counts as written; all other results are written
+by nature.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _EMPTY = frozenset({
 _ODD = 0x5A5A5A5A5A5A5A5B
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The torch dispatch mode of an execution."""
 
     def __init__(self, memory: Memory) -> None:
         """Report to `memory`."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.memory = memory
         self._kinds: dict[Any, tuple[tuple[int, str], ...] | None] = {}
 
@@ -74,7 +75,7 @@ class Allocations(TorchDispatchMode):
 
 
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...] | None:
-    """(position, name) of the arguments an operation writes; None for an uninitialised allocation."""
+    """(position, name) of arguments that are written; None for an uninitialised allocation."""
     schema = func._schema  # noqa: SLF001 - torch offers no other way
     if schema.name in _EMPTY:
         return None

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def pinned(index: int, configs: dict[str, int]) -> Iterator[None]:
     """Run configuration `index` modulo the number offered; note that number in `configs`.
 
-    If the tuner's early_config_prune rejects that configuration for the arguments at hand, the index
-    counts among those it keeps. As on a GPU, reset_to_zero takes effect when a key is tuned, that is
-    the first time it is seen, and not after.
+    If the tuner's early_config_prune rejects that configuration for the arguments at hand, the
+    index counts among those it keeps. As on a GPU, reset_to_zero takes effect when a key is tuned,
+    that is the first time it is seen, and not after.
     """
     tuned: set[tuple[Any, ...]] = set()
 

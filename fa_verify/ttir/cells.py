@@ -1,7 +1,8 @@
 """How a tile of addresses is described: element by element, or as windows of consecutive elements.
 
-A window is a tile whose addresses along one axis are consecutive, the same for every program, and masked
-by a prefix. Loads and stores move it run by run. Knows arguments and arrays; reports nothing.
+A window is a tile whose addresses along one axis are consecutive, the same for every program, and
+masked by a prefix. Loads and stores move it run by run. Knows arguments and arrays; reports
+nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _REMEMBERED = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Access:
-    """What is known of a memory operation before it runs: its place, tile shape and element type."""
+    """What is known of a memory operation before it runs: place, tile shape, element type."""
 
     site: Site
     shape: tuple[int, ...]

@@ -1,8 +1,8 @@
 """The compiler half of the Triton backend: Triton's own front end and TTIR passes, then stop.
 
-The last stage is the TTIR text, locations included; Triton's disk cache keeps it. Options, code generation
-hooks and the pass list are those of Triton's NVIDIA backend for a Hopper, so that kernels specialise
-and choose as they would there.
+The last stage is the TTIR text, locations included; Triton's disk cache keeps it. Options, code
+generation hooks and the pass list are those of Triton's NVIDIA backend for a Hopper, so that
+kernels specialise and choose as they would there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Control flow over lanes: scf.for, scf.if, scf.while, branches, calls.
 
-Where programs disagree, the lanes that go a way are cut out of every value that way reads, run on their
-own, and put back together. Inside, nothing ever runs under a mask.
+Where programs disagree, the lanes that go a way are cut out of every value that way reads, run on
+their own, and put back together. Inside, nothing ever runs under a mask.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def scf_for(op: Op, low: Lowering) -> Step:
 
 
 def _index(lower: Array, stride: Array, k: int, dtype: Any) -> Array:
-    index = (lower + k * stride).astype(dtype)
+    index: Array = (lower + k * stride).astype(dtype)
     return index[:1] if (index == index[0]).all() else index
 
 

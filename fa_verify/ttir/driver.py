@@ -105,7 +105,8 @@ def _flatten(name: str, type_: Any, value: Any) -> Iterator[tuple[str, Any]]:
         shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.strides))
         yield name, TensorDescriptorArgument(
             value.base, shape, strides,
-            getattr(value, "padding", "zero") == "nan", bool(getattr(value, "round_f32_to_tf32", False)),
+            getattr(value, "padding", "zero") == "nan",
+            bool(getattr(value, "round_f32_to_tf32", False)),
         )  # fmt: skip
         yield from ((f"{name}.shape.{i}", x) for i, x in enumerate(shape))
         yield from ((f"{name}.stride.{i}", x) for i, x in enumerate(strides))

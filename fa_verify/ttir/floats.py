@@ -1,9 +1,9 @@
 """Number formats: how elements lie in memory, and how a result is rounded to its type.
 
 fp16, bf16 and fp8 values are carried as float32 arrays that hold only representable values, and are
-rounded where the kernel's IR rounds. One rounding of a float32 result is the hardware's: float32 has
-more than twice the precision plus two bits, so add, sub, mul, div and sqrt do not suffer from double
-rounding (Figueroa 1995, "When is double rounding innocuous?").
+rounded where the kernel's IR rounds. One rounding of a float32 result is the hardware's: float32
+has more than twice the precision plus two bits, so add, sub, mul, div and sqrt do not suffer from
+double rounding (Figueroa 1995, "When is double rounding innocuous?").
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ RAW: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.int16), "bf16": np.dtype(np.int16), "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
 }  # fmt: skip
-# MLIR name -> (torch dtype, largest finite value). Triton's downcasts on NVIDIA use cvt.rn.satfinite.
+# MLIR name -> (torch dtype, largest finite value). Triton's downcasts on NVIDIA use
+# cvt.rn.satfinite.
 FP8: dict[str, tuple[torch.dtype, float]] = {
     "f8E4M3FN": (torch.float8_e4m3fn, 448.0),
     "f8E5M2": (torch.float8_e5m2, 57344.0),
@@ -38,6 +39,7 @@ FP8: dict[str, tuple[torch.dtype, float]] = {
 for _name in FP8:
     CARRIER[_name] = np.dtype(np.float32)
     RAW[_name] = np.dtype(np.int8)
+NARROW = frozenset({"f16", "bf16", *FP8})  # carried as float32
 _TORCH: dict[str, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfloat16} | {
     name: dtype for name, (dtype, _) in FP8.items()
 }
@@ -58,8 +60,9 @@ def decode(raw: Array, scalar: str) -> Array:
     if scalar == "f16" and raw.size < _SMALL:
         return raw.view(np.float16).astype(np.float32)
     if scalar == "i1":
-        return raw != 0
-    return torch.from_numpy(raw).view(_TORCH[scalar]).to(torch.float32).numpy()
+        return np.not_equal(raw, 0)
+    wide: Array = torch.from_numpy(raw).view(_TORCH[scalar]).to(torch.float32).numpy()
+    return wide
 
 
 def encode(values: Array, scalar: str) -> Array:

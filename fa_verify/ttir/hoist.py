@@ -1,7 +1,7 @@
 """Moves what does not change out of loops, once, so that no iteration pays for it.
 
-Triton leaves loop-invariant code motion to later stages than TTIR. Only operations without effects and
-without regions move; running one whose loop would not have run is harmless, as none can fail.
+Triton leaves loop-invariant code motion to later stages than TTIR. Only operations without effects
+and without regions move; running one whose loop would not have run is harmless, as none can fail.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """torch.cuda's answers while the executor is active on a machine without CUDA.
 
-Kernel launchers ask for capabilities, multiprocessor counts, streams and device guards; they get an H100's.
-Where CUDA is available nothing is replaced.
+Kernel launchers ask for capabilities, multiprocessor counts, streams and device guards; they get an
+H100's. Where CUDA is available nothing is replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# H100 SXM: 132 SMs, 227 KiB of shared memory a block (CUDA C Programming Guide, compute capability 9.0).
+# H100 SXM: 132 SMs, 227 KiB of shared memory a block (CUDA C Programming Guide, compute capability
+# 9.0).
 PROPERTIES = {
     "max_shared_mem": 232448,
     "max_num_regs": 65536,
@@ -27,8 +28,9 @@ PROPERTIES = {
     "mem_bus_width": 5120,
 }
 _TORCH_PROPERTIES = SimpleNamespace(
-    name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=80 << 30, multi_processor_count=132,
-    warp_size=32, regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048,
+    name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=80 << 30,
+    multi_processor_count=132, warp_size=32, regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
     max_threads_per_block=1024, shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
     shared_memory_per_multiprocessor=233472, L2_cache_size=50 << 20, is_integrated=0,
     is_multi_gpu_board=0, gcnArchName="",

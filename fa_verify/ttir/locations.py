@@ -32,7 +32,7 @@ class Locations:
             self._memo[raw] = found
         return found
 
-    def _chain(self, raw: str, depth: int) -> list[Location]:
+    def _chain(self, raw: str, depth: int) -> list[Location]:  # noqa: PLR0911 - one a form of loc
         """Locations from the innermost to the outermost call."""
         if depth > _DEEPEST:
             return []

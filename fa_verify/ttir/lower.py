@@ -1,7 +1,7 @@
 """Turns a function's operations into a list of closures over numbered slots.
 
-Owns slot numbering, which values stay lazy, when a slot can be dropped, and how much memory one program
-needs. What each operation does is in the ops_* tables; control flow is in `control`.
+Owns slot numbering, which values stay lazy, when a slot can be dropped, and how much memory one
+program needs. What each operation does is in the ops_* tables; control flow is in `control`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ Step = Callable[[Env], None]
 Steps = list[tuple[Step, tuple[int, ...]]]
 Rule = Callable[["Op", "Lowering"], "Step | None"]
 
+COMPARE: dict[str, Callable[[Array, Array], Array]] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal,
+}  # fmt: skip
 # Operations through which a lazy sum or a lazy mask passes unchanged.
 _TRANSPARENT = frozenset({"tt.broadcast", "tt.expand_dims"})
 _LINEAR = _TRANSPARENT | {"arith.addi", "arith.extsi", "arith.muli", "arith.subi", "tt.splat"}

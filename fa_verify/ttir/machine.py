@@ -1,4 +1,4 @@
-"""The state a lowered kernel runs against: which programs are lanes now, and the launch they belong to."""
+"""The state a lowered kernel runs against: its launch, and which programs are lanes now."""
 
 from __future__ import annotations
 

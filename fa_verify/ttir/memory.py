@@ -1,9 +1,9 @@
 """Which memory there is, who wrote it, and which elements an argument's accesses may touch.
 
 `Memory` lives as long as an execution and knows for each storage which elements nobody wrote yet.
-`Argument` is one tensor handed to one launch: a flat view over its own span and the rule for what is
-legal inside it. `Tracking` lives for one launch and remembers which program touched which element.
-Nothing here knows about operations or program lanes.
+`Argument` is one tensor handed to one launch: a flat view over its own span and the rule for what
+is legal inside it. `Tracking` lives for one launch and remembers which program touched which
+element. Nothing here knows about operations or program lanes.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def legal_runs(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Array | None
 class Tracking:
     """Which programs touched the elements of one storage during one launch.
 
-    Each array holds program + 1, 0 for nobody, or MANY. Arrays are over the storage's elements and are
-    zero pages until touched.
+    Each array holds program + 1, 0 for nobody, or MANY. Arrays are over the storage's elements and
+    are zero pages until touched.
     """
 
     __slots__ = ("_size", "atomic", "first_reader", "last_reader", "writer")
@@ -192,14 +192,15 @@ class Argument:
         flat: Raw elements over the tensor's span; nothing outside can be reached through it.
         size: Length of `flat`.
         runs: See `legal_runs`.
-        shadow: Which elements of `flat` were written; None when all the tensor's own were at launch.
-        tracking: Set when this launch stores to the storage and somebody wants to know.
+        shadow: Which elements of `flat` were written; None when all the tensor's own were at
+        launch. tracking: Set when this launch stores to the storage and somebody wants to know.
         origin: Offset of `flat` inside the storage, in elements.
     """
 
     __slots__ = (
-        "_tracked", "_windows", "address", "flat", "key", "name", "origin", "runs", "scalar", "shadow", "size",
-        "sizes", "storage_elements", "strides", "tracking",
+        "_tracked", "_windows", "address", "flat", "key", "name", "origin", "runs", "scalar",
+        "shadow",
+        "size", "sizes", "storage_elements", "strides", "tracking",
     )  # fmt: skip
 
     def __init__(self, name: str, tensor: torch.Tensor, scalar: str, memory: Memory) -> None:

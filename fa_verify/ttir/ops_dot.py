@@ -1,12 +1,13 @@
 """tt.dot: the matrix product and how its operands and accumulator are rounded.
 
-fp16, bf16 and fp8 products are exact in float32, so a float32 BLAS call differs from the tensor cores
-only in the order and rounding of the accumulation. float32 operands are treated as inputPrecision says:
+fp16, bf16 and fp8 products are exact in float32, so a float32 BLAS call differs from the tensor
+cores only in the order and rounding of the accumulation. float32 operands are treated as
+inputPrecision says:
 
 * ieee: as they are;
 * tf32: by `FloatModel.tf32`;
-* tf32x3: big + small parts, each rounded by cvt.rna.tf32, small products first (Triton's F32DotTC pass);
-* bf16x3, bf16x6: the same with two or three bfloat16 parts.
+* tf32x3: big + small parts, each rounded by cvt.rna.tf32, small products first (Triton's F32DotTC
+pass); * bf16x3, bf16x6: the same with two or three bfloat16 parts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def _blas(x: Array) -> Array:
 
 
 def _product(a: Array, b: Array) -> Array:
-    return np.matmul(_blas(a), _blas(b))
+    product: Array = np.matmul(_blas(a), _blas(b))
+    return product
 
 
 def _split(x: Array, parts: int, round_part: Callable[[Array], Array]) -> list[Array]:

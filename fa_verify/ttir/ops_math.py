@@ -25,7 +25,8 @@ def _torch(function: Callable[..., torch.Tensor]) -> Callable[..., Array]:
 
 
 def _rsqrt(x: Array) -> Array:
-    return x.dtype.type(1) / np.sqrt(x)
+    inverse: Array = x.dtype.type(1) / np.sqrt(x)
+    return inverse
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
@@ -33,6 +34,11 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
     if a.dtype == np.float64:
         return a * b + c
     return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def _leading_zeros(x: Array) -> Array:
+    exponent = np.frexp(x.view(f"u{x.dtype.itemsize}").astype(np.float64))[1]
+    return (8 * x.dtype.itemsize - exponent).astype(x.dtype)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -58,13 +64,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fast_fdividef": np.divide, "float_as_int": lambda x: x.view(np.int32),
     "int_as_float": lambda x: x.view(np.float32), "popc": np.bitwise_count,
     "ffs": lambda x: np.where(x == 0, 0, np.bitwise_count((x & -x) - 1) + 1),
-    "clz": lambda x: 31 - np.where(x == 0, -1, np.frexp(x.view(np.uint32).astype(np.float64))[1] - 1),
+    "clz": _leading_zeros,
     "mulhi": lambda a, b: ((a.astype(np.int64) * b) >> 32).astype(np.int32),
     "i0": np.i0, "normcdf": _torch(torch.special.ndtr), "normcdfinv": _torch(torch.special.ndtri),
     "j0": _torch(torch.special.bessel_j0), "j1": _torch(torch.special.bessel_j1),
     "sinpi": lambda x: np.sin(np.pi * x.astype(np.float64)).astype(x.dtype),
     "cospi": lambda x: np.cos(np.pi * x.astype(np.float64)).astype(x.dtype),
-    "ctlz": lambda x: 31 - np.where(x == 0, -1, np.frexp(x.view(np.uint32).astype(np.float64))[1] - 1),
+    "ctlz": _leading_zeros,
     "ctpop": np.bitwise_count,
 }  # fmt: skip
 
@@ -95,7 +101,7 @@ def libdevice(op: Op, low: Lowering) -> Step:
     found = function
 
     def apply(*xs: Array) -> Array:
-        result = found(*xs)
+        result: Array = found(*xs)
         if result.dtype == dtype:
             return result if scalar in ("f32", "f64") or not op.results[0].type.is_float \
                 else round_to(result, scalar)  # fmt: skip
@@ -106,7 +112,8 @@ def libdevice(op: Op, low: Lowering) -> Step:
 
 _NAMES = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
-    "asin", "acos", "atan", "sinh", "cosh", "tanh", "atan2", "erf", "erfc", "floor", "ceil", "trunc",
+    "asin", "acos", "atan", "sinh", "cosh", "tanh", "atan2", "erf", "erfc", "floor", "ceil",
+    "trunc",
     "round", "roundeven", "absf", "absi", "fma", "powf", "copysign", "cbrt", "ctlz", "ctpop",
 )  # fmt: skip
 RULES: dict[str, Rule] = {

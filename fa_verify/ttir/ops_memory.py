@@ -9,7 +9,7 @@ import numpy as np
 from fa_verify.ttir.cells import Access
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import CARRIER, Array, round_tf32, round_to
-from fa_verify.ttir.ops_arith import wrapped
+from fa_verify.ttir.ops_int import wrapped
 from fa_verify.ttir.values import Descriptor, Pointer
 
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ def ptr_to_int(op: Op, low: Lowering) -> Step:
     def apply(pointer: Pointer) -> Array:
         offsets, which = pointer.select_arrays(pointer.args)
         bases = np.array([arg.address for arg in pointer.args], np.int64)
-        return bases[which] + offsets * max(bits // 8, 1)
+        address: Array = bases[which] + offsets * max(bits // 8, 1)
+        return address
 
     return low.unary(op, apply)
 
@@ -177,7 +178,8 @@ def make_descriptor(op: Op, low: Lowering) -> Step:
 
     def step(env: Env) -> None:
         env[result] = Descriptor(
-            env[base], tuple([_int64(env[s]) for s in shape]), tuple([_int64(env[s]) for s in strides]),
+            env[base], tuple([_int64(env[s]) for s in shape]),
+            tuple([_int64(env[s]) for s in strides]),
             block.shape, block.scalar, nan,
         )  # fmt: skip
 

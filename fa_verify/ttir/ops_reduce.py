@@ -1,8 +1,8 @@
 """tt.reduce, tt.scan and tt.histogram.
 
 A combine region that is one well-known operation runs as one call; any other region is evaluated on
-halves of the axis, as a tree (the shape of the reduction across a warp; float sums therefore differ in
-their last bits from a sequential order, as they do between chips).
+halves of the axis, as a tree (the shape of the reduction across a warp; float sums therefore differ
+in their last bits from a sequential order, as they do between chips).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _FEW = 2048
 
 def _sum(x: Array, axis: int) -> Array:
     if x.size < _FEW:
-        return np.add.reduce(x, axis=axis)
+        small: Array = np.add.reduce(x, axis=axis)
+        return small
     return as_torch(x).sum(axis).numpy()
 
 
@@ -51,7 +52,8 @@ def _plain(function: Any) -> Callable[[Array, int], Array]:
 
 def _unsigned(function: Any) -> Callable[[Array, int], Array]:
     def apply(x: Array, axis: int) -> Array:
-        return function.reduce(x.view(f"u{x.dtype.itemsize}"), axis=axis).view(x.dtype)
+        result: Array = function.reduce(x.view(f"u{x.dtype.itemsize}"), axis=axis)
+        return result.view(x.dtype)
 
     return apply
 

@@ -1,4 +1,4 @@
-"""What a caller chooses (`Options`, `FloatModel`) and what an execution reports (`Incident`, `Launch`).
+"""What a caller chooses (`Options`) and what an execution reports (`Incident`, `Launch`).
 
 Plain values; nothing here runs anything.
 """
@@ -16,8 +16,8 @@ class FloatModel:
     Attributes:
         name: A label for records.
         tf32: What happens to the 13 low mantissa bits of a tf32 operand. "truncate": dropped, as
-            Hopper's tensor cores do when fed unconverted float32 (measured with one-hot probes on an
-            H200, wgmma and mma.sync alike). "nearest_away": PTX's cvt.rna.tf32.f32.
+            Hopper's tensor cores do when fed unconverted float32 (measured with one-hot probes on
+            an H200, wgmma and mma.sync alike). "nearest_away": PTX's cvt.rna.tf32.f32.
     """
 
     name: str = "hopper"
@@ -42,7 +42,8 @@ class Options:
         schedule_seed: Seeds the order when schedule is "shuffled".
         float_model: See `FloatModel`.
         config: Index of the autotune configuration to pin, modulo the number offered.
-        sanitize: Look for out-of-bounds accesses, reads of unwritten memory and races. Without it an
+        sanitize: Look for out-of-bounds accesses, reads of unwritten memory and races. Without it
+        an
             access outside its argument is still never carried out, but no longer reported.
         memory_limit: Bytes of live intermediates; programs run in smaller waves to honour it.
         max_incidents: Incidents kept; more of the same kind, kernel, line and argument only count.

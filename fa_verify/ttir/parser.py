@@ -1,8 +1,8 @@
 """Reads TTIR text, as Triton 3.6 to 3.9 print it, into `ir`.
 
 Understands MLIR's pretty syntax well enough for the operations that Triton's language emits: every
-operation is reduced to operands, words, attributes, types, regions and a location. What an operation
-means is not known here.
+operation is reduced to operands, words, attributes, types, regions and a location. What an
+operation means is not known here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TERMINATORS = frozenset({
 
 
 @lru_cache(maxsize=4096)
-def parse_type(text: str) -> Type:
+def parse_type(text: str) -> Type:  # noqa: PLR0911 - one a form of type
     """Parse one type as MLIR writes it."""
     if text.startswith("tensor<"):
         inner = text[7:-1]
@@ -464,7 +464,8 @@ def parse(text: str, library: str) -> Module:
 
     Args:
         text: What Triton printed, locations included.
-        library: Path fragment of Triton's own package; locations inside are attributed to the caller.
+        library: Path fragment of Triton's own package; locations inside are attributed to the
+        caller.
 
     Raises:
         Unsupported: The text is not TTIR that we understand.

@@ -1,7 +1,8 @@
 """A kernel ready to run: parsed, lowered, and executed wave by wave over its grid.
 
 Knows the whole way from TTIR text to memory effects, but nothing of Triton's runtime or of torch
-interception. Programs are cached by their text, as lowering costs milliseconds and fuzzing repeats itself.
+interception. Programs are cached by their text, as lowering costs milliseconds and fuzzing repeats
+itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fa_verify.ttir import control, ops_arith, ops_dot, ops_math, ops_memory, ops_reduce, ops_tile
+from fa_verify.ttir import (
+    control,
+    ops_cast,
+    ops_choice,
+    ops_dot,
+    ops_float,
+    ops_int,
+    ops_math,
+    ops_memory,
+    ops_reduce,
+    ops_tile,
+)
 from fa_verify.ttir.access import Accesses
 from fa_verify.ttir.control import Body
 from fa_verify.ttir.errors import Unsupported
@@ -36,8 +48,8 @@ if TYPE_CHECKING:
     from fa_verify.ttir.options import Options
 
 RULES: dict[str, Rule] = {
-    **ops_arith.RULES, **ops_math.RULES, **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES,
-    **ops_memory.RULES, **control.RULES,
+    **ops_choice.RULES, **ops_int.RULES, **ops_float.RULES, **ops_cast.RULES, **ops_math.RULES,
+    **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES, **ops_memory.RULES, **control.RULES,
 }  # fmt: skip
 LIBRARY = "/triton/language/"  # locations under it are attributed to the kernel that called in
 _WAVE_BYTES = 2 << 20  # live tile data of a wave: about one core's share of the outer caches
@@ -168,7 +180,8 @@ class Program:
                 Pointer((argument,), (np.zeros(1, np.int64),)),
                 tuple(np.array([x], np.int64) for x in value.shape),
                 tuple(np.array([x], np.int64) for x in value.strides),
-                type_.pointee.shape, type_.pointee.scalar, value.nan_padding, value.round_f32_to_tf32,
+                type_.pointee.shape, type_.pointee.scalar, value.nan_padding,
+                value.round_f32_to_tf32,
             )  # fmt: skip
         carrier = CARRIER[type_.scalar]
         if carrier.kind == "f":
@@ -210,7 +223,8 @@ class Program:
             return [order]
         if options.schedule == "shuffled":
             return np.array_split(order, -(-count // width))
-        # Programs of one row of the grid usually share tiles: keep them in one wave, or split evenly.
+        # Programs of one row of the grid usually share tiles: keep them in one wave, or split
+        # evenly.
         if width >= grid[0]:
             width -= width % grid[0]
             return np.split(order, range(width, count, width))

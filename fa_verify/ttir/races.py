@@ -1,9 +1,9 @@
 """Finds accesses of different programs to one element that nothing orders.
 
-Policy. Reported: two programs store different values to an element; one loads what another stores in the
-same launch, in either order of time; one accesses plainly what another updates atomically. Not reported:
-atomics among themselves; several programs that store the same bits; a program that reads what it wrote;
-accesses ordered by an atomic whose result was read (see `Order`).
+Policy. Reported: two programs store different values to an element; one loads what another stores
+in the same launch, in either order of time; one accesses plainly what another updates atomically.
+Not reported: atomics among themselves; several programs that store the same bits; a program that
+reads what it wrote; accesses ordered by an atomic whose result was read (see `Order`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Order:
     """Which programs are known to precede which: an atomic's result orders its users.
 
-    A program that reads the result of an atomic comes after all that changed the same address before.
-    What those did after their own atomic is taken to be ordered as well, so a race there is missed;
-    the alternative is to call every lock a race.
+    A program that reads the result of an atomic comes after all that changed the same address
+    before. What those did after their own atomic is taken to be ordered as well, so a race there is
+    missed; the alternative is to call every lock a race.
     """
 
     def __init__(self) -> None:
@@ -123,8 +123,8 @@ class Races:
             conflict = self.order.unordered(conflict, before, touched.me)
         found = [(before, conflict, "overwrites with another value what {who} wrote")]
         if tracking.first_reader is not None and tracking.last_reader is not None:
-            for array in (tracking.first_reader, tracking.last_reader):
-                found.append((*self._others(touched, array), "writes what {who} read"))
+            readers = (tracking.first_reader, tracking.last_reader)
+            found += [(*self._others(touched, r), "writes what {who} read") for r in readers]
         if tracking.atomic is not None:
             atomic, mixed = self._others(touched, tracking.atomic)
             self._report(touched, atomic, mixed, "writes plainly what {who} updates atomically")
@@ -167,4 +167,5 @@ class Races:
         if (after != me).any():  # within this very operation
             view[touched.index] = np.where(after != me, np.int32(MANY), after)
         if orders:
-            self.order.through(touched.arg.key, touched.arg.origin + touched.index, touched.program)
+            at: Array = touched.index + touched.arg.origin
+            self.order.through(touched.arg.key, at, touched.program)

@@ -1,7 +1,7 @@
 """Which arguments a kernel may write to, from the IR alone.
 
-Pointer values that may be the same pointer are joined into classes, position by position through loops
-and branches; a class that any store or atomic writes through marks its function arguments.
+Pointer values that may be the same pointer are joined into classes, position by position through
+loops and branches; a class that any store or atomic writes through marks its function arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 _WRITES = frozenset({
     "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store", "tt.descriptor_reduce",
-    "tt.descriptor_scatter", "tt.experimental_descriptor_store", "tt.experimental_descriptor_scatter",
+    "tt.descriptor_scatter", "tt.experimental_descriptor_store",
+    "tt.experimental_descriptor_scatter",
 })  # fmt: skip
 _POINTERS = ("ptr", "desc")
 
@@ -97,5 +98,5 @@ def _stored(function: Function, module: Module, memo: dict[str, set[int]]) -> se
 
 
 def stored_arguments(module: Module) -> frozenset[int]:
-    """Positions of the kernel's arguments that it may store to, reduce into or update atomically."""
+    """Positions of the arguments that a kernel may store to, reduce into or update atomically."""
     return frozenset(_stored(module.entry, module, {}))

@@ -1,7 +1,7 @@
 """Switches the executor on and off: `execute` for running kernels, `activated` for importing them.
 
-Owns all global state that changes meanwhile (Triton's driver and backends, the autotuner, torch.cuda's
-answers, torch's dispatch) and puts it back.
+Owns all global state that changes meanwhile (Triton's driver and backends, the autotuner,
+torch.cuda's answers, torch's dispatch) and puts it back.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def available() -> bool:
 
 @contextmanager
 def activated() -> Iterator[None]:
-    """Let kernel modules be imported where there is no GPU: driver, backends, torch.cuda's answers."""
+    """Let kernel modules be imported without a GPU: driver, backends, torch.cuda's answers."""
     from fa_verify.ttir.compiler import Compiler  # noqa: PLC0415 - needs triton's NVIDIA backend
     from fa_verify.ttir.driver import Driver  # noqa: PLC0415 - imports this module
 

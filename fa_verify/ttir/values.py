@@ -1,9 +1,9 @@
 """Run-time values other than plain arrays, and what can be done to any value lane by lane.
 
 An array value has shape (programs or 1, *tile) where each tile extent is the type's or 1: splats,
-broadcasts and constants are never spread out until an operation needs it. Integer sums that only become
-addresses, and conjunctions that only become masks, stay tuples of their small terms. A pointer is one
-argument (or one of several, chosen lane by lane) and a tuple of offset terms.
+broadcasts and constants are never spread out until an operation needs it. Integer sums that only
+become addresses, and conjunctions that only become masks, stay tuples of their small terms. A
+pointer is one argument (or one of several, chosen lane by lane) and a tuple of offset terms.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def union_args(pointers: Sequence[Pointer]) -> tuple[Argument, ...]:
 
 @dataclass(slots=True, eq=False)
 class Descriptor:
-    """A tensor descriptor: base, extents and strides (int64, one value a program or one for all)."""
+    """A tensor descriptor: base, extents and strides (int64, one a program or one for all)."""
 
     base: Pointer
     shape: tuple[Array, ...]
@@ -123,11 +123,8 @@ def merge(parts: Sequence[tuple[Selection, RuntimeValue]], lanes: int) -> Runtim
     """Put values of disjoint sets of program lanes together; inverse of `take`."""
     values = [value for _, value in parts]
     first = values[0]
-    if len(parts) == 1 or all(value is first for value in values):
-        if isinstance(first, np.ndarray) and first.shape[0] != 1 and len(parts) == 1:
-            return _merge_arrays(parts, lanes)
-        if len(parts) != 1 or isinstance(first, np.ndarray):
-            return first
+    if all(value is first for value in values):
+        return first
     if isinstance(first, np.ndarray):
         return _merge_arrays(parts, lanes)
     if isinstance(first, Pointer):
@@ -139,15 +136,11 @@ def merge(parts: Sequence[tuple[Selection, RuntimeValue]], lanes: int) -> Runtim
             which = _merge_arrays([(where, pair[1]) for where, pair in pairs], lanes)
         return Pointer(args, (offsets,), which)
     if isinstance(first, Descriptor):
-
-        def each(pick: Callable[[Descriptor], RuntimeValue]) -> RuntimeValue:
-            return merge([(where, pick(value)) for where, value in parts], lanes)
-
-        rank = len(first.shape)
+        rank = range(len(first.shape))
         return Descriptor(
-            each(lambda d: d.base),
-            tuple(each(lambda d, i=i: d.shape[i]) for i in range(rank)),
-            tuple(each(lambda d, i=i: d.strides[i]) for i in range(rank)),
+            merge([(w, d.base) for w, d in parts], lanes),
+            tuple([merge([(w, d.shape[i]) for w, d in parts], lanes) for i in rank]),
+            tuple([merge([(w, d.strides[i]) for w, d in parts], lanes) for i in rank]),
             first.block, first.scalar, first.nan_padding, first.round_f32_to_tf32,
         )  # fmt: skip
     msg = f"a merge of {type(first).__name__} values over divergent programs"

@@ -1,0 +1,194 @@
+"""Conversions between types: widening, narrowing with one rounding, reinterpreting bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fa_verify.ttir.errors import Unsupported
+from fa_verify.ttir.floats import (
+    CARRIER,
+    NARROW,
+    RAW,
+    Array,
+    decode,
+    encode,
+    round_to,
+    round_toward_zero,
+)
+from fa_verify.ttir.ops_int import UNSIGNED, unsigned, wrapped
+
+if TYPE_CHECKING:
+    from fa_verify.ttir.ir import Op
+    from fa_verify.ttir.lower import Env, Lowering, Rule, Step
+
+
+def extsi(op: Op, low: Lowering) -> Step:
+    """arith.extsi; keeps lazy sums lazy (they are checked for wrap-around where they are used)."""
+    value = op.results[0]
+    dtype = CARRIER[value.type.scalar]
+
+    def widen(x: Array) -> Array:
+        return -x.astype(dtype) if x.dtype == np.bool_ else x.astype(dtype)
+
+    dense = low.unary(op, widen) if low.dense(value) else None
+    if not low.lazy(value):
+        if dense is None:
+            raise AssertionError
+        return dense
+    terms, lazy = low.terms(op.operands[0]), low.lazy_slot(value)
+    machine, site = low.machine, low.site(op)
+
+    def step(env: Env) -> None:
+        env[lazy] = tuple([widen(t) for t in wrapped(terms(env), machine, site)])
+        if dense is not None:
+            dense(env)
+
+    return step
+
+
+def _cast(op: Op, low: Lowering) -> Step:
+    dtype = CARRIER[op.results[0].type.scalar]
+    return low.unary(op, lambda x: x.astype(dtype))
+
+
+def extui(op: Op, low: Lowering) -> Step:
+    """arith.extui."""
+    dtype = CARRIER[op.results[0].type.scalar]
+    return low.unary(op, lambda x: unsigned(x).astype(dtype))
+
+
+def trunci(op: Op, low: Lowering) -> Step:
+    """arith.trunci: keeps the low bits."""
+    dtype = CARRIER[op.results[0].type.scalar]
+    if dtype.kind == "b":
+        return low.unary(op, lambda x: (x & 1).astype(np.bool_))
+    return low.unary(op, lambda x: x.astype(dtype))
+
+
+def int_to_float(op: Op, low: Lowering) -> Step:
+    """arith.sitofp and arith.uitofp, rounded once."""
+    scalar = op.results[0].type.scalar
+    from_unsigned = op.name == "arith.uitofp"
+    wide = scalar == "f64" or scalar in NARROW
+
+    def convert(x: Array) -> Array:
+        if x.dtype == np.bool_:
+            x = x.astype(np.int8) if from_unsigned else -x.astype(np.int8)
+        elif from_unsigned:
+            x = unsigned(x)
+        real = x.astype(np.float64 if wide else np.float32)
+        return real if scalar in ("f32", "f64") else _narrow_once(real, scalar)
+
+    return low.unary(op, convert)
+
+
+def _narrow_once(x: Array, scalar: str) -> Array:
+    """Round float64 to a narrow format with a single rounding (round-to-odd in between)."""
+    if scalar == "f16":
+        return x.astype(np.float16).astype(np.float32)
+    near = x.astype(np.float32)
+    inexact = (near.astype(np.float64) != x) & np.isfinite(near)
+    if inexact.any():  # Boldo and Melquiond 2008: rounding to odd makes the second rounding right
+        bits = near.view(np.int32)
+        too_big = np.abs(near).astype(np.float64) > np.abs(x)
+        odd = np.where(too_big & (bits & 1 == 0), bits - 1, bits) | np.int32(1)
+        near = np.where(inexact, odd.view(np.float32), near)
+    return round_to(near, scalar)
+
+
+def float_to_int(op: Op, low: Lowering) -> Step:
+    """arith.fptosi and arith.fptoui: toward zero, saturating, NaN to 0 (PTX cvt.rzi)."""
+    dtype = CARRIER[op.results[0].type.scalar]
+    if dtype.kind == "b":
+        return low.unary(op, lambda x: x != 0)
+    target = np.dtype(UNSIGNED[dtype]) if op.name == "arith.fptoui" else dtype
+    bound = np.iinfo(target)
+
+    def convert(x: Array) -> Array:
+        cut = np.trunc(x.astype(np.float64))
+        cut = np.where(np.isnan(cut), 0.0, cut)
+        inside = np.clip(cut, float(bound.min), float(bound.max) if bound.bits < 64 else 2.0**62)
+        whole = inside.astype(np.int64 if bound.bits < 64 or target.kind == "i" else np.uint64)
+        if bound.bits == 64:
+            whole = np.where(cut >= 2.0**62, _far(cut, bound.max, target), whole)
+        return whole.astype(target).view(dtype)
+
+    return low.unary(op, convert)
+
+
+def _far(cut: Array, largest: int, target: np.dtype[Any]) -> Array:
+    inside = cut < float(largest)
+    return np.where(inside, np.where(inside, cut, 0.0).astype(target), target.type(largest))
+
+
+def truncf(op: Op, low: Lowering) -> Step:
+    """arith.truncf, and tt.fp_to_fp when it narrows."""
+    scalar, source = op.results[0].type.scalar, op.operands[0].type.scalar
+    if source == scalar:
+        return low.unary(op, lambda x: x)
+    rounding = " ".join([*op.words, *op.attrs.values()])
+    if "rtz" in rounding or "toward_zero" in rounding:
+        return low.unary(op, lambda x: round_toward_zero(x, scalar))
+    if source == "f64" and scalar in NARROW:
+        return low.unary(op, lambda x: _narrow_once(x, scalar))
+    return low.unary(op, lambda x: round_to(x, scalar))
+
+
+def extf(op: Op, low: Lowering) -> Step:
+    """arith.extf: exact."""
+    if op.results[0].type.scalar == "f64":
+        return low.unary(op, lambda x: x.astype(np.float64))
+    return low.unary(op, lambda x: x)
+
+
+def fp_to_fp(op: Op, low: Lowering) -> Step:
+    """tt.fp_to_fp: widens exactly or narrows with the rounding it names."""
+    narrow = op.results[0].type.bits <= op.operands[0].type.bits
+    return truncf(op, low) if narrow else extf(op, low)
+
+
+def bitcast(op: Op, low: Lowering) -> Step:
+    """arith.bitcast and tt.bitcast: the same bits as another type of the same width."""
+    source, target = op.operands[0].type, op.results[0].type
+    if source.scalar == "ptr":  # the element type is taken from where the pointer is used
+        same = (source.pointee or source).bits == (target.pointee or target).bits
+        byte_bool = {"i1", "i8"} >= {
+            (source.pointee or source).scalar,
+            (target.pointee or target).scalar,
+        }
+        if not same and not byte_bool:
+            msg = f"a pointer cast from {source} to {target}"
+            raise Unsupported(msg)
+        return low.unary(op, lambda x: x)
+    if "i1" in (source.scalar, target.scalar):
+        if source.scalar == target.scalar:
+            return low.unary(op, lambda x: x)
+        dtype = CARRIER[target.scalar]
+        return low.unary(
+            op, lambda x: (x & 1).astype(dtype) if dtype.kind == "b" else x.astype(dtype)
+        )
+
+    def convert(x: Array) -> Array:
+        raw = encode(np.ascontiguousarray(x), source.scalar)
+        return decode(raw.view(RAW[target.scalar]), target.scalar)
+
+    return low.unary(op, convert)
+
+
+RULES: dict[str, Rule] = {
+    "arith.extsi": extsi,
+    "arith.extui": extui,
+    "arith.trunci": trunci,
+    "arith.index_cast": _cast,
+    "arith.sitofp": int_to_float,
+    "arith.uitofp": int_to_float,
+    "arith.fptosi": float_to_int,
+    "arith.fptoui": float_to_int,
+    "arith.truncf": truncf,
+    "arith.extf": extf,
+    "tt.fp_to_fp": fp_to_fp,
+    "arith.bitcast": bitcast,
+    "tt.bitcast": bitcast,
+}

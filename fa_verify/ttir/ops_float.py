@@ -1,0 +1,78 @@
+"""Floating-point arithmetic, each operation rounded once to its type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fa_verify.ttir.floats import NARROW, Array, round_to
+from fa_verify.ttir.lower import COMPARE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fa_verify.ttir.ir import Op
+    from fa_verify.ttir.lower import Lowering, Rule, Step
+
+
+def _rounded(function: Callable[..., Array]) -> Rule:
+    def rule(op: Op, low: Lowering) -> Step:
+        scalar = op.results[0].type.scalar
+        if scalar in NARROW:
+            return low.nary(op, lambda *xs: round_to(function(*xs), scalar))
+        return low.nary(op, function)
+
+    return rule
+
+
+def _exact(function: Callable[..., Array]) -> Rule:
+    def rule(op: Op, low: Lowering) -> Step:
+        return low.nary(op, function)
+
+    return rule
+
+
+def cmpf(op: Op, low: Lowering) -> Step:
+    """arith.cmpf: o* false on NaN, u* true on NaN."""
+    predicate = op.words[0]
+    if predicate in ("false", "true"):
+        return low.binary(op, lambda a, b: np.full(np.broadcast(a, b).shape, predicate == "true"))
+    if predicate == "ord":
+        return low.binary(op, lambda a, b: ~(np.isnan(a) | np.isnan(b)))
+    if predicate == "uno":
+        return low.binary(op, lambda a, b: np.isnan(a) | np.isnan(b))
+    compare = COMPARE[predicate[1:]]
+    if predicate == "one":
+        return low.binary(op, lambda a, b: (a < b) | (a > b))
+    if predicate == "une" or predicate[0] == "o":
+        return low.binary(op, compare)
+    return low.binary(op, lambda a, b: compare(a, b) | np.isnan(a) | np.isnan(b))
+
+
+def _clamp(x: Array, low: Array, high: Array) -> Array:
+    return np.fmin(np.fmax(x, low), high)
+
+
+def clampf(op: Op, low: Lowering) -> Step:
+    """tt.clampf: NaN becomes the lower bound unless propagateNan asks otherwise."""
+    if "all" in op.attrs.get("propagateNan", ""):
+        return low.nary(op, lambda x, a, b: np.minimum(np.maximum(x, a), b))
+    return low.nary(op, _clamp)
+
+
+RULES: dict[str, Rule] = {
+    "arith.addf": _rounded(np.add),
+    "arith.subf": _rounded(np.subtract),
+    "arith.mulf": _rounded(np.multiply),
+    "arith.divf": _rounded(np.divide),
+    "tt.precise_divf": _rounded(np.divide),
+    "arith.remf": _rounded(np.fmod),
+    "arith.negf": _exact(np.negative),
+    "arith.maxnumf": _exact(np.fmax),
+    "arith.minnumf": _exact(np.fmin),
+    "arith.maximumf": _exact(np.maximum),
+    "arith.minimumf": _exact(np.minimum),
+    "arith.cmpf": cmpf,
+    "tt.clampf": clampf,
+}

@@ -120,7 +120,7 @@ def forward_kernel(
             )
             m = m_new
 
-    empty = m == float("-inf")  # a fully masked row: o = 0, lse = -inf
+    empty = l == 0.0  # a fully masked row (the largest p of any other is 1): o = 0, lse = -inf
     l = tl.where(empty, 1.0, l)  # noqa: E741
     store_rows(
         o_head, first_query, seqlen_q, head_dim_v, stride_om,

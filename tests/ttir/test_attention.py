@@ -1,5 +1,8 @@
 """FlashAttention forward and backward: real kernels end to end, against float64 formulas."""
 
+# Triton reads the kernels in this file: their constexprs are upper-case and their names are short.
+# ruff: noqa: N803, PLR0917, E741, PTH123
+
 import math
 
 import pytest
@@ -35,8 +38,8 @@ def forward_inner(
 
 @triton.jit
 def forward(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, stride_qh, stride_q, stride_kh, stride_k, stride_vh, stride_v,
-    stride_oh, stride_o, seqlen_q, seqlen_k, head_dim, scale,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, stride_qh, stride_q, stride_kh, stride_k, stride_vh,
+    stride_v, stride_oh, stride_o, seqlen_q, seqlen_k, head_dim, scale,
     CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -54,8 +57,8 @@ def forward(
     if CAUSAL:
         high = tl.minimum(seqlen_k, (block + 1) * BLOCK_M)
     acc, l, m = forward_inner(
-        acc, l, m, q, k_ptr + head * stride_kh, v_ptr + head * stride_vh, stride_k, stride_v, 0, high,
-        offs_m, offs_n, offs_d, seqlen_k, head_dim, scale * 1.44269504, CAUSAL, BLOCK_N,
+        acc, l, m, q, k_ptr + head * stride_kh, v_ptr + head * stride_vh, stride_k, stride_v, 0,
+        high, offs_m, offs_n, offs_d, seqlen_k, head_dim, scale * 1.44269504, CAUSAL, BLOCK_N,
     )  # fmt: skip
     o_at = o_ptr + head * stride_oh + offs_m[:, None] * stride_o + offs_d[None, :]
     tl.store(o_at, (acc / l[:, None]).to(o_ptr.dtype.element_ty), mask=rows)
@@ -137,8 +140,8 @@ def run_forward(q, k, v, *, causal=False, block_m=64, block_n=32):
     o = torch.empty_like(q)
     lse = torch.empty(batch, heads, seqlen_q)
     forward[(triton.cdiv(seqlen_q, block_m), batch * heads)](
-        q, k, v, o, lse, q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2),
-        o.stride(1), o.stride(2), seqlen_q, seqlen_k, head_dim, 1 / math.sqrt(head_dim),
+        q, k, v, o, lse, q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1),
+        v.stride(2), o.stride(1), o.stride(2), seqlen_q, seqlen_k, head_dim, 1 / math.sqrt(head_dim),
         causal, block_m, block_n, triton.next_power_of_2(head_dim),
     )  # fmt: skip
     return o, lse

@@ -1,4 +1,7 @@
-"""Numbers: each family of operations against torch, NumPy or a formula, on exact probes where possible."""
+"""Numbers: each family of operations against torch, NumPy or a formula, exact where possible."""
+
+# Triton reads the kernels in this file: their constexprs are upper-case and their names are short.
+# ruff: noqa: N803, PLR0917, C901, PLR0912, PLW0108, SIM108
 
 import math
 
@@ -96,7 +99,8 @@ def test_division_is_correctly_rounded(dtype):
     [
         ("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("max", torch.maximum),
         ("min", torch.minimum), ("and", torch.bitwise_and), ("or", torch.bitwise_or),
-        ("xor", torch.bitwise_xor), ("shl", lambda a, b: a << (b & 7)), ("shr", lambda a, b: a >> (b & 7)),
+        ("xor", torch.bitwise_xor), ("shl", lambda a, b: a << (b & 7)),
+        ("shr", lambda a, b: a >> (b & 7)),
         ("floordiv", lambda a, b: torch.div(a, b, rounding_mode="trunc")),
         ("mod", lambda a, b: torch.fmod(a, b)), ("lt", lambda a, b: (a < b).to(a.dtype)),
     ],
@@ -162,7 +166,8 @@ def unary(x_ptr, o_ptr, OP: tl.constexpr, N: tl.constexpr):
         ("exp", np.exp, 2), ("exp2", np.exp2, 2), ("log", lambda x: np.log(np.abs(x)), 2),
         ("log2", lambda x: np.log2(np.abs(x)), 2), ("sin", np.sin, 4), ("cos", np.cos, 4),
         ("sqrt", lambda x: np.sqrt(np.abs(x)), 1), ("sqrt_rn", lambda x: np.sqrt(np.abs(x)), 0.5),
-        ("rsqrt", lambda x: 1 / np.sqrt(np.abs(x)), 2), ("floor", np.floor, 0), ("ceil", np.ceil, 0),
+        ("rsqrt", lambda x: 1 / np.sqrt(np.abs(x)), 2), ("floor", np.floor, 0),
+        ("ceil", np.ceil, 0),
         ("erf", np.vectorize(math.erf), 4), ("tanh", np.tanh, 4), ("neg", np.negative, 0),
         ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), 8), ("fma", lambda x: x * x + x, 0.5),
         ("clamp", lambda x: np.clip(x, -0.5, 0.5), 0),
@@ -290,7 +295,8 @@ def multiply(a, b):
 @pytest.mark.parametrize(
     ("op", "function"),
     [
-        ("sum", lambda x, d: x.sum(d)), ("max", lambda x, d: x.amax(d)), ("min", lambda x, d: x.amin(d)),
+        ("sum", lambda x, d: x.sum(d)), ("max", lambda x, d: x.amax(d)),
+        ("min", lambda x, d: x.amin(d)),
         ("argmax", lambda x, d: x.argmax(d).int()), ("argmin", lambda x, d: x.argmin(d).int()),
         ("product", lambda x, d: x.prod(d)),
     ],
@@ -525,8 +531,10 @@ def test_atomics_take_effect_in_program_order(op, memory_limit):
         atomics, x, old, op, n, grid=(programs,), options=ttir.Options(memory_limit=memory_limit)
     )
     step = {
-        "add": lambda v, p: v + p + 1, "max": lambda v, p: max(v, 3 * p - 2), "min": lambda v, p: min(v, -p),
-        "and": lambda v, p: v & (p + 6), "or": lambda v, p: v | 1 << p, "xor": lambda v, p: v ^ 1 << p,
+        "add": lambda v, p: v + p + 1, "max": lambda v, p: max(v, 3 * p - 2),
+        "min": lambda v, p: min(v, -p),
+        "and": lambda v, p: v & (p + 6), "or": lambda v, p: v | 1 << p,
+        "xor": lambda v, p: v ^ 1 << p,
         "xchg": lambda _, p: p, "cas": lambda v, p: p + 1 if v == p else v,
     }  # fmt: skip
     if op == "same":

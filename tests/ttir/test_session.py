@@ -1,5 +1,8 @@
 """Switching the executor on and off, autotuning, allocation, schedules, and what launchers ask."""
 
+# Triton reads the kernels in this file: their constexprs are upper-case and their names are short.
+# ruff: noqa: N803, PTH123
+
 import time
 
 import pytest
@@ -59,18 +62,19 @@ def waiter(flag_ptr):
         pass
 
 
+ASSEMBLY = tl.constexpr("mov.b32 $0, $1;")
+
+
 @triton.jit
 def assembly(x_ptr):
     x = tl.load(x_ptr)
-    y = tl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
-    )
+    y = tl.inline_asm_elementwise(ASSEMBLY, "=r,r", [x], tl.float32, True, 1)
     tl.store(x_ptr, y)  # after the assembly
 
 
 def test_everything_is_put_back_even_after_an_exception():
     before = dict(triton.backends.backends), driver._active, torch.cuda.current_device
-    with pytest.raises(ZeroDivisionError), ttir.execute():
+    with pytest.raises(ZeroDivisionError), ttir.execute():  # noqa: PT012
         assert triton.backends.backends.keys() == {"fa_verify"}
         assert torch.cuda.get_device_capability() == (9, 0)
         raise ZeroDivisionError
@@ -222,7 +226,7 @@ def test_what_cannot_be_run_names_operation_and_line():
     assert caught.value.file == __file__
     with open(__file__, encoding="utf-8") as source:
         lines = source.read().splitlines()
-    assert "inline_asm" in lines[caught.value.line - 1]
+    assert "inline_asm_elementwise" in lines[caught.value.line - 1]
 
 
 @pytest.mark.parametrize(

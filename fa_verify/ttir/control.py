@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from fa_verify.ttir.machine import Lanes, Machine
     from fa_verify.ttir.values import RuntimeValue, Selection
 
-_SPIN_SECONDS = 2.0
+# A loop that may wait for another program is given up after this long without a program leaving it.
+_SPIN_SECONDS, _SPIN_TURNS = 2.0, 5000
 
 
 def run(steps: Steps, env: Env) -> None:
@@ -208,6 +209,7 @@ def scf_while(op: Op, low: Lowering) -> Step:
     after_steps, yield_op = low.block(after)
     yields = [low.slot(x) for x in yield_op.operands]
     live = low.live_ins(op)
+    hopeless = low.failure(op, "a loop that waits for another program")
     waits = any(x.name.startswith("tt.atomic") for x in op.walk()) or _reads_only(op)
 
     def step(env: Env) -> None:
@@ -215,11 +217,12 @@ def scf_while(op: Op, low: Lowering) -> Step:
         stash = Stash(lanes)
         active: Array = np.arange(lanes)
         carried = [env[s] for s in inits]
-        began = time.monotonic()
+        turns, began = 0, time.monotonic()  # since a program last got out
         while active.size:
             machine.check()
-            if waits and time.monotonic() - began > _SPIN_SECONDS:
-                raise low.unsupported(op, "a loop that waits for another program")
+            turns += 1
+            if waits and turns > _SPIN_TURNS and time.monotonic() - began > _SPIN_SECONDS:
+                raise hopeless()
             where = _compact(active)
             with Narrowed(machine, env, live, where):
                 _assign(env, before_args, carried)
@@ -231,6 +234,7 @@ def scf_while(op: Op, low: Lowering) -> Step:
                 if not test.all():
                     stash.put(_compact(active[~test]), [take(v, selection(~test)) for v in values])
                     values = [take(v, selection(test)) for v in values]
+                    turns, began = 0, time.monotonic()
                 active = active[test]
             if not active.size:
                 break
@@ -249,25 +253,35 @@ def _reads_only(op: Op) -> bool:
     return any(x.name == "tt.load" for b in op.regions[0].blocks for o in b.ops for x in o.walk())
 
 
+Terminator = tuple[list[int], list[tuple[str, list[int]]]]  # operands; successors, what they get
+
+
 class Body:
     """A lowered function: call it with its arguments' values."""
 
     def __init__(self, low: Lowering) -> None:
         """Lower all blocks."""
-        self.low, self.machine = low, low.machine
+        self.machine, self.template = low.machine, low.template
         self.args = [low.slot(x) for x in low.function.args]
         blocks = low.function.body.blocks
         self.numbers = {block.label: i for i, block in enumerate(blocks)}
         lowered = [low.block(block) for block in blocks]
         self.steps = [steps for steps, _ in lowered]
-        self.terminators = [op for _, op in lowered]
+        self.terminators = [self._terminator(op, low) for _, op in lowered]
         self.block_args = [[low.slot(x) for x in block.args] for block in blocks]
         if len(blocks) > 1:  # values cross blocks: nothing may be dropped early
             self.steps = [[(step, ()) for step, _ in steps] for steps in self.steps]
 
+    @staticmethod
+    def _terminator(op: Op, low: Lowering) -> Terminator:
+        if op.name not in ("tt.return", "cf.br", "cf.cond_br"):
+            raise low.failure(op, f"operation {op.name}")()  # noqa: RSE102 - the call makes it
+        operands = [low.slot(x) for x in op.operands]
+        return operands, [(label, [low.slot(x) for x in xs]) for label, xs in op.successors]
+
     def __call__(self, values: Sequence[RuntimeValue]) -> list[RuntimeValue]:
         """Run on all current lanes; return the function's results."""
-        env = self.low.template.copy()
+        env = self.template.copy()
         _assign(env, self.args, values)
         lanes = self.machine.lanes.linear.size
         stash = Stash(lanes)
@@ -275,24 +289,21 @@ class Body:
         return stash.results()
 
     def _from(self, number: int, env: Env, where: Array, stash: Stash) -> None:
-        slot = self.low.slot
         while True:
             self.machine.check()
             run(self.steps[number], env)
-            op = self.terminators[number]
-            if op.name == "tt.return":
-                stash.put(_compact(where), [env[slot(x)] for x in op.operands])
+            operands, successors = self.terminators[number]
+            if not successors:
+                stash.put(_compact(where), [env[s] for s in operands])
                 return
-            if op.name == "cf.br":
-                number = self._enter(number, op.successors[0], env)
+            if len(successors) == 1:
+                number = self._enter(number, successors[0], env)
                 continue
-            if op.name != "cf.cond_br":
-                raise self.low.unsupported(op, f"operation {op.name}")
-            test = env[slot(op.operands[0])]
+            test = env[operands[0]]
             if test.size == 1 or (test == test[0]).all():
-                number = self._enter(number, op.successors[0 if test[0] else 1], env)
+                number = self._enter(number, successors[0 if test[0] else 1], env)
                 continue
-            for successor, keep in zip(op.successors, (test, ~test), strict=True):
+            for successor, keep in zip(successors, (test, ~test), strict=True):
                 lanes, chosen = self.machine.lanes, selection(keep)
                 narrowed = [take(value, chosen) for value in env]
                 self.machine.lanes = lanes.take(chosen)
@@ -301,12 +312,13 @@ class Body:
                 self.machine.lanes = lanes
             return
 
-    def _enter(self, number: int, successor: tuple[str, list[Any]], env: Env) -> int:
-        target = self.numbers[successor[0]]
+    def _enter(self, number: int, successor: tuple[str, list[int]], env: Env) -> int:
+        label, slots = successor
+        target = self.numbers[label]
         if target <= number:
             msg = "a branch backwards"
             raise Unsupported(msg)
-        _assign(env, self.block_args[target], [env[self.low.slot(x)] for x in successor[1]])
+        _assign(env, self.block_args[target], [env[s] for s in slots])
         return target
 
 

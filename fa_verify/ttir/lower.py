@@ -7,6 +7,7 @@ program needs. What each operation does is in the ops_* tables; control flow is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,11 +189,12 @@ class Lowering:
         except Unsupported as error:
             if error.op:
                 raise
-            raise self.unsupported(op, str(error).removeprefix("cannot run ")) from error
+            raise self.failure(op, str(error).removeprefix("cannot run "))() from error  # noqa: RSE102 - the call makes it
 
-    def unsupported(self, op: Op, what: str) -> Unsupported:
-        """An Unsupported that names the operation and its line."""
-        return Unsupported(what, op=op.name, file=op.location.file, line=op.location.line)
+    @staticmethod
+    def failure(op: Op, what: str) -> Callable[[], Unsupported]:
+        """Make the error that names an operation and its line, without holding on to it."""
+        return partial(Unsupported, what, op=op.name, file=op.location.file, line=op.location.line)
 
     def live_ins(self, op: Op) -> tuple[int, ...]:
         """Slots of values from outside that are read inside the regions of `op`."""

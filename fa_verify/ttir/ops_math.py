@@ -98,13 +98,13 @@ def libdevice(op: Op, low: Lowering) -> Step:
         raise Unsupported(msg)
     scalar = op.results[0].type.scalar
     dtype = CARRIER[scalar]
+    plain = scalar in ("f32", "f64") or not op.results[0].type.is_float
     found = function
 
     def apply(*xs: Array) -> Array:
         result: Array = found(*xs)
         if result.dtype == dtype:
-            return result if scalar in ("f32", "f64") or not op.results[0].type.is_float \
-                else round_to(result, scalar)  # fmt: skip
+            return result if plain else round_to(result, scalar)
         return result.astype(dtype)
 
     return low.nary(op, apply)

@@ -149,12 +149,14 @@ def gather(op: Op, low: Lowering) -> Step:
     axis = integer(op, "axis") + 1
     source_shape, index_shape = op.operands[0].type.shape, op.operands[1].type.shape
 
+    outside = low.failure(op, "a gather with an index outside its source")
+
     def apply(source: Array, index: Array) -> Array:
         lanes = max(source.shape[0], index.shape[0])
         source = np.broadcast_to(source, (lanes, *source_shape))
         index = np.broadcast_to(index, (lanes, *index_shape)).astype(np.int64)
         if index.size and (index.min() < 0 or index.max() >= source_shape[axis - 1]):
-            raise low.unsupported(op, "a gather with an index outside its source")
+            raise outside()
         return np.take_along_axis(source, index, axis=axis)
 
     return low.binary(op, apply)

@@ -7,6 +7,7 @@ itself.
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.findings import Findings, Site
 from fa_verify.ttir.floats import CARRIER, round_to
 from fa_verify.ttir.hoist import hoist
+from fa_verify.ttir.ir import dismantle
 from fa_verify.ttir.lower import Lowering
 from fa_verify.ttir.machine import Lanes, Machine
 from fa_verify.ttir.memory import Argument, Memory, Tracking
@@ -82,14 +84,14 @@ class Program:
             Unsupported: The kernel has an operation that cannot be run.
         """
         module = parse(text, LIBRARY)
-        self.entry = module.entry
+        self.name, self.types = module.entry.name, [arg.type for arg in module.entry.args]
         self.machine = Machine()
-        self._compiled_from = self.entry.location.file
+        self._compiled_from = module.entry.location.file
         self._file = file or self._compiled_from
         self._bodies: dict[str, Body] = {}
         self._peak = 1
-        callees = [f for f in module.functions.values() if f is not self.entry]
-        for function in (*callees, self.entry):
+        callees = [f for f in module.functions.values() if f is not module.entry]
+        for function in (*callees, module.entry):
             hoist(function)
             low = Lowering(
                 function=function,
@@ -107,6 +109,7 @@ class Program:
             for function in module.functions.values()
             for op in function.walk()
         )
+        dismantle(module)
 
     def _site(self, op: Op) -> Site:
         file = op.location.file
@@ -114,7 +117,7 @@ class Program:
             file = self._file
         position = _MASK_POSITION.get(op.name)
         masked = position is not None and len(op.operands) > position
-        return Site(self.entry.name, file, op.location.line, masked)
+        return Site(self.name, file, op.location.line, masked)
 
     def run(
         self,
@@ -145,12 +148,12 @@ class Program:
         machine.accesses = Accesses(machine, findings, sanitize=options.sanitize)
         arguments: list[Argument] = []
         bound = [
-            self._bind(name, value, arg.type, memory, arguments)
-            for name, value, arg in zip(names, values, self.entry.args, strict=True)
+            self._bind(name, value, type_, memory, arguments)
+            for name, value, type_ in zip(names, values, self.types, strict=True)
         ]
         if options.sanitize:
             self._track(bound, arguments)
-        body = self._bodies[self.entry.name]
+        body = self._bodies[self.name]
         with np.errstate(all="ignore"):
             for linear in self._waves(grid, count, options):
                 machine.check()
@@ -246,5 +249,15 @@ def _tensor(value: Any) -> torch.Tensor:
 
 @lru_cache(maxsize=1024)
 def program_for(text: str, file: str) -> Program:
-    """The program for a TTIR text, parsed and lowered at most once."""
-    return Program(text, file)
+    """The program for a TTIR text, parsed and lowered at most once.
+
+    Meanwhile cyclic garbage is not collected: a collection in the midst of so many young objects
+    costs ten times the lowering itself.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return Program(text, file)
+    finally:
+        if enabled:
+            gc.enable()

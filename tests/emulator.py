@@ -153,7 +153,7 @@ class Emulator:
         return cuts[::-1] if self.reverse else cuts
 
     def _logits(self, problem: Problem, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores as the exponent wants them (natural, or times log2 e), the factor left, and tanh."""
+        """Scores as the exponent wants them (natural or times log2 e), the factor left, tanh."""
         scale = torch.tensor(1.0 if "no scale" in self.bugs else problem.scale, dtype=F32)
         log2e = torch.tensor(LOG2E, dtype=F32)
         native = _dtype(problem.dtype)

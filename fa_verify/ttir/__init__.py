@@ -2,6 +2,13 @@
 
 Knows nothing about attention and imports nothing else of fa_verify.
 
+Where hardware leaves a choice, this is what happens: a masked-off lane of a load without `other`
+reads 0, as in NVIDIA's code; a read outside an argument yields NaN or a large odd integer, a write
+outside is dropped; programs take their turn in schedule order at atomics and where they store to
+the same element; float sums are trees; a product of float32 tiles is accumulated in float32 by
+BLAS. What TTIR cannot show is not seen: pipelining, barriers inside a program, num_warps,
+num_stages, FMA contraction, layouts.
+
     with ttir.execute(ttir.Options(schedule="reverse")) as run:
         kernel[grid](...)
     print(run.incidents)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
+from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import RAW, Array
 
 MANY = -1  # several programs
@@ -198,7 +199,8 @@ class Argument:
     """
 
     __slots__ = (
-        "_tracked", "_windows", "address", "flat", "key", "name", "origin", "runs", "scalar",
+        "_cells", "_tracked", "_windows", "address", "flat", "key", "name", "origin", "runs",
+        "scalar",
         "shadow",
         "size", "sizes", "storage_elements", "strides", "tracking",
     )  # fmt: skip
@@ -215,8 +217,8 @@ class Argument:
         self.address = tensor.data_ptr()
         raw = RAW[scalar]
         if raw.itemsize != tensor.element_size():
-            msg = f"{name}: {tensor.dtype} passed as a pointer to {scalar}"
-            raise ValueError(msg)
+            msg = f"{tensor.dtype} passed as {name}, a pointer to {scalar}"
+            raise Unsupported(msg)
         detached = tensor.detach()
         if self.size:
             spanning = detached.as_strided((self.size,), (1,), self.origin)
@@ -228,6 +230,7 @@ class Argument:
         self.runs = legal_runs(self.sizes, self.strides) if self.size else None
         self.tracking: Tracking | None = None
         self.shadow: Array | None = None
+        self._cells: Array | None = None
         known = memory.find(tensor)
         if known is not None and known.written is not None and self.size:
             known.refine(tensor.element_size())
@@ -239,12 +242,20 @@ class Argument:
         self._tracked: dict[int, tuple[Array, Array]] = {}
 
     def _shadow(self, known: Storage, ratio: int) -> Array:
+        """Written-ness of the span, element by element."""
         if known.written is None:
-            raise AssertionError
-        if ratio != 1:
-            msg = f"{self.name}: memory is also seen through a narrower type"
-            raise ValueError(msg)
-        return known.written[self.origin : self.origin + self.size]
+            raise AssertionError(self.name)
+        cells = known.written[self.origin * ratio : (self.origin + self.size) * ratio]
+        if ratio == 1:
+            return cells
+        self._cells = cells.reshape(-1, ratio)  # the same memory is also seen as smaller elements
+        whole: Array = np.logical_and.reduce(self._cells, axis=1)
+        return whole
+
+    def finish(self) -> None:
+        """Pass on what was written, after the launch."""
+        if self._cells is not None and self.shadow is not None:
+            self._cells |= self.shadow[:, None]
 
     def window(self, flat: Array, length: int) -> Array:
         """All runs of `length` consecutive elements of `flat`, as a writable overlapping view."""

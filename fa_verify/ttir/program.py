@@ -159,6 +159,8 @@ class Program:
                 machine.check()
                 machine.lanes = Lanes.of(linear, grid)
                 body(bound)
+        for argument in arguments:
+            argument.finish()
 
     def _bind(
         self,

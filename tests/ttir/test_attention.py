@@ -141,7 +141,8 @@ def run_forward(q, k, v, *, causal=False, block_m=64, block_n=32):
     lse = torch.empty(batch, heads, seqlen_q)
     forward[(triton.cdiv(seqlen_q, block_m), batch * heads)](
         q, k, v, o, lse, q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1),
-        v.stride(2), o.stride(1), o.stride(2), seqlen_q, seqlen_k, head_dim, 1 / math.sqrt(head_dim),
+        v.stride(2), o.stride(1), o.stride(2), seqlen_q, seqlen_k, head_dim,
+        1 / math.sqrt(head_dim),
         causal, block_m, block_n, triton.next_power_of_2(head_dim),
     )  # fmt: skip
     return o, lse

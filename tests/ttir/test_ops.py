@@ -716,6 +716,24 @@ def test_a_descriptor_larger_than_its_tensor_is_out_of_bounds():
 
 
 @triton.jit
+def block_pointers(x_ptr, o_ptr, rows, cols, R: tl.constexpr, C: tl.constexpr):
+    p = tl.make_block_ptr(x_ptr, (rows, cols), (cols, 1), (tl.program_id(0) * R, 0), (R, C), (1, 0))
+    o = tl.make_block_ptr(o_ptr, (rows, cols), (cols, 1), (tl.program_id(0) * R, 0), (R, C), (1, 0))
+    for _ in range(tl.cdiv(cols, C)):
+        x = tl.load(p, boundary_check=(0, 1), padding_option="zero")
+        tl.store(o, x * 2, boundary_check=(0, 1))
+        p = tl.advance(p, (0, C))
+        o = tl.advance(o, (0, C))
+
+
+@pytest.mark.skipif(triton.__version__ >= "3.9", reason="Triton 3.9 has no block pointers")
+def test_block_pointers_move_and_check_their_bounds():
+    x, o = torch.randn(20, 24), torch.zeros(20, 24)
+    launch(block_pointers, x, o, 20, 24, 8, 16, grid=(3,))
+    assert torch.equal(o, 2 * x)
+
+
+@triton.jit
 def called(x, n):
     if n > 2:
         y = x + n

@@ -271,6 +271,19 @@ def test_declared_memory_counts_as_unwritten_element_by_element():
     assert found.coordinates == (4, 0)
 
 
+def test_memory_seen_through_two_element_sizes_is_one_memory():
+    z = torch.zeros(2, 10)
+    with ttir.execute() as run:
+        workspace = torch.empty(160, dtype=torch.uint8)
+        y = workspace.view(torch.float32).view(4, 10)
+        copy_rows[(2,)](torch.ones(2, 10), y, 2, 10, 10, 10, True, 16)
+        assert run.unwritten(workspace).sum() == 80
+        copy_rows[(2,)](y[:2], z, 2, 10, 10, 10, True, 16)
+        assert run.incidents == []
+        copy_rows[(2,)](y[2:], z, 2, 10, 10, 10, True, 16)
+    assert only(run, "uninitialised-read").coordinates == (0, 0)
+
+
 def test_an_output_left_unwritten_is_known():
     with ttir.execute() as run:
         y = torch.empty(40)

@@ -14,14 +14,21 @@ CASES = int(os.environ.get("FA_VERIFY_CASES", "96"))
 SHARDS = parameters(loader.load("kernels"), CASES)
 
 
+@pytest.fixture
+def writer(tmp_path):
+    writer = Writer(tmp_path / "record.jsonl")
+    yield writer
+    writer.close()
+
+
 @pytest.mark.parametrize("fields", SHARDS.values(), ids=SHARDS)
-def test_kernel_is_right(fields, tmp_path):
+def test_kernel_is_right(fields, writer):
     shard = Shard(
         **fields,
         backend=make("cpu", seconds=60.0),
         backend_name="cpu",
         seed=0,
-        writer=Writer(tmp_path / "record.jsonl"),
+        writer=writer,
     )
     finding = shard.run()
     assert finding is None, finding

@@ -137,7 +137,7 @@ class _Pool:
 
     def stop(self) -> None:
         """Kill the workers."""
-        self._pool.stop()
+        self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
 
 

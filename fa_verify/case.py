@@ -144,7 +144,7 @@ class Case:
             softcap=float(tokens.get("cap", "0")),
             **{
                 field: Layout.parse(tokens[key]) for key, field in _LAYOUTS.items() if key in tokens
-            },  # type: ignore[arg-type]
+            },
         )
         values = Values(
             **{

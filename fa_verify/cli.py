@@ -29,7 +29,7 @@ _MISUSE = 2
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class _Seconds(click.ParamType):
+class _Seconds(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """A duration such as 90, 90s, 2m or 1h."""
 
     name = "duration"

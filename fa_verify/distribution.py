@@ -240,7 +240,8 @@ def draw(
         seed: Which sequence.
         count: How many cases.
         capabilities: What the kernel takes; None: everything.
-        dtype: Only this one; likewise backward.
+        dtype: Only this one.
+        backward: Only cases with a backward pass, or only without.
         max_elements: Most batch * heads_q * seqlen_q * seqlen_k.
         forms: Where compiling is dear. What a kernel is compiled for (head dims, dtype, kind of
             mask, softcap, layouts) is then drawn from these seeds, case i from ``forms[i % n]``;

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fa_verify.masks import Alignment
     from fa_verify.problem import Problem
 
 __all__ = ["as_kernel"]
@@ -58,16 +59,14 @@ def as_kernel(function: Callable[..., Any], name: str) -> Kernel:
         )
         raise InvalidInputError(msg)
     flash_attn = "dropout_p" in parameters and named["q"] == "q"
-    top_left = named["causal"] == "is_causal"
+    diagonal: Alignment = "top-left" if named["causal"] == "is_causal" else "bottom-right"
 
     def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
         wanted = _wanted(problem, equal_diagonals=problem.seqlen_q == problem.seqlen_k)
-        if wanted.get("causal") and "alignment" in wanted:
-            expected = "top-left" if top_left else "bottom-right"
-            if wanted["alignment"] != expected:
-                msg = f"alignment={wanted['alignment']}: this function's causal mask is {expected}"
-                raise UnsupportedProblemError(msg)
-        wanted.pop("alignment", None)
+        alignment = wanted.pop("alignment", diagonal)
+        if wanted["causal"] and alignment != diagonal:
+            msg = f"alignment={alignment}: this function's causal mask is {diagonal}"
+            raise UnsupportedProblemError(msg)
         arguments: dict[str, Any] = {named["q"]: q, named["k"]: k, named["v"]: v}  # type: ignore[dict-item]
         for role, value in wanted.items():
             parameter = named[role]
@@ -90,7 +89,7 @@ def as_kernel(function: Callable[..., Any], name: str) -> Kernel:
         layout="bshd" if flash_attn else "bhsd",
         expressible=Capabilities(
             head_dims_v=range(1, 257),
-            alignments=(("top-left",) if top_left else ("bottom-right",)) if named["causal"] else (),
+            alignments=(diagonal,) if named["causal"] else (),
             window=named["window"] is not None,
             softcap=named["softcap"] is not None,
         ),
@@ -123,9 +122,9 @@ def _wanted(problem: Problem, *, equal_diagonals: bool) -> dict[str, Any]:
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
     """Parameter names in order; of ``Function.apply`` those of its forward, without ctx."""
-    owner = getattr(function, "__self__", None)
-    if getattr(function, "__name__", "") == "apply" and hasattr(owner, "forward"):
-        return list(inspect.signature(owner.forward).parameters)[1:]
+    rule = getattr(getattr(function, "__self__", None), "forward", None)
+    if getattr(function, "__name__", "") == "apply" and rule is not None:
+        return list(inspect.signature(rule).parameters)[1:]
     try:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # a builtin such as scaled_dot_product_attention

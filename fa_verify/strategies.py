@@ -261,8 +261,8 @@ class _Search:
         shorter = min(p.seqlen_q, p.seqlen_k)
         for length in _ladder(shorter):
             cut = shorter - length
-            lengths = {"seqlen_q": p.seqlen_q - cut, "seqlen_k": p.seqlen_k - cut}
-            problem = dataclasses.replace(p, **lengths)
+            q, k = p.seqlen_q - cut, p.seqlen_k - cut
+            problem = dataclasses.replace(p, seqlen_q=q, seqlen_k=k)
             if self._try(dataclasses.replace(self.best, problem=problem)):
                 return
 

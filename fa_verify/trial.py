@@ -100,6 +100,7 @@ class Trial:
     def backward_bounds(self) -> tuple[Bounded, Bounded, Bounded]:
         """The gradients, conditional on the observed o and lse where the kernel exposes both."""
         x = self.pristine
+        assert x.do is not None  # noqa: S101 - materialise gives one for a backward case
         outputs = self.execution.outputs
         observed = {}
         if outputs is not None and outputs.lse is not None:

@@ -20,6 +20,7 @@ from fa_verify.verify import verify
 
 if TYPE_CHECKING:
     from fa_verify.backends.base import Backend
+    from fa_verify.kernel import Kernel
     from fa_verify.record import CaseRecord
 
 __all__ = ["run", "start"]
@@ -48,7 +49,7 @@ def _backend(name: str) -> Backend:
 
 
 @functools.cache
-def _kernel(target: str) -> loader.Kernel:
+def _kernel(target: str) -> Kernel:
     (kernel,) = loader.load(target)
     return kernel
 

@@ -253,7 +253,7 @@ class Emulator:
             return p.bfloat16().float()
         return p.to(native).to(F32)
 
-    def backward(  # noqa: PLR0917 -- the usual order
+    def backward(
         self, problem: Problem, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return dq, dk, dv in the problem's dtype, from this o and lse."""

@@ -57,7 +57,7 @@ def forward(problem, q, k, v):
     return Outputs(o.to(q.dtype), (m + torch.log(total)).squeeze(-1))
 
 
-def backward(problem, q, k, v, outputs, do):  # noqa: PLR0917
+def backward(problem, q, k, v, outputs, do):
     p = torch.exp(scores(problem, q, k) - outputs.lse[..., None])
     p = torch.where(torch.isinf(outputs.lse)[..., None], 0.0, p)
     keys, values = (x.float().repeat_interleave(problem.group, dim=1) for x in (k, v))
@@ -135,7 +135,7 @@ def test_contract_sees_shape_dtype_and_aliasing():
     assert "o has the wrong dtype" in found
     assert "lse has the wrong dtype" in found
 
-    def same(problem, q, k, v, outputs, do):  # noqa: PLR0917
+    def same(problem, q, k, v, outputs, do):
         grads = backward(problem, q, k, v, outputs, do)
         return Grads(q, grads.dk, grads.dv)
 
@@ -242,7 +242,7 @@ def test_hull_and_value_gradient_sum():
     subject = trial(fwd=changed(far))
     assert titles(invariants.hull, subject) == ["o outside the hull of v"]
 
-    def lost(problem, q, k, v, outputs, do):  # noqa: PLR0917
+    def lost(problem, q, k, v, outputs, do):
         grads = backward(problem, q, k, v, outputs, do)
         grads.dv[:, :, -1] = 0
         return grads

@@ -100,7 +100,7 @@ class Plain:
         o = (acc / divisor[..., None]).to(q.dtype)
         return Outputs(o, lse)
 
-    def backward(self, problem, q, k, v, outputs, do):  # noqa: PLR0917
+    def backward(self, problem, q, k, v, outputs, do):
         do, keys, values = do.float(), self.heads(problem, k), self.heads(problem, v)
         s, slope = self.logits(problem, q, keys)
         if self.has("mask ignored in backward"):

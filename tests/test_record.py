@@ -86,7 +86,7 @@ def test_a_killed_process_loses_nothing(tmp_path):
         "os.kill(os.getpid(), 9)\n"
     )
     path = tmp_path / "record.jsonl"
-    process = subprocess.run([sys.executable, "-c", script, str(path)], check=False)  # noqa: S603
+    process = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
     assert process.returncode == -9
     assert list(read(path)) == [End(seconds=1.0, cases=2, exit_code=0)]
 

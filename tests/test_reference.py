@@ -187,7 +187,7 @@ def test_16384_by_16384_takes_less_than_2_gb():
         reference.backward(window, x, x, x, x)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
     """
-    done = subprocess.run(  # noqa: S603 -- our own code
+    done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 2.0

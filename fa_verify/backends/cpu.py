@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fa_verify import ttir
 from fa_verify.backends.base import Execution, Incident, Setup
@@ -77,7 +77,7 @@ class CpuBackend:
         return Execution(
             outputs=called.outputs,
             grads=called.grads,
-            incidents=tuple(Incident(**_fields(incident)) for incident in run.incidents),
+            incidents=tuple(_incident(incident) for incident in run.incidents),
             unwritten=unwritten,
             error=called.error,
             error_kind=called.error_kind,
@@ -102,8 +102,9 @@ class CpuBackend:
         )
 
 
-def _fields(incident: ttir.Incident) -> dict[str, object]:
-    return {f.name: getattr(incident, f.name) for f in dataclasses.fields(Incident)}
+def _incident(seen: ttir.Incident) -> Incident:
+    fields: dict[str, Any] = {f.name: getattr(seen, f.name) for f in dataclasses.fields(Incident)}
+    return Incident(**fields)
 
 
 def _launch_text(launch: ttir.Launch) -> str:

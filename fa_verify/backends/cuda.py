@@ -76,7 +76,7 @@ class CudaBackend:
     ) -> Execution:
         """Run forward and, if asked, backward, and wait for the card."""
         start = time.perf_counter()
-        with _Poisoned(), _pinned(setup.config) as offered:
+        with _Poisoned(), _pinned(setup.config) as offered:  # type: ignore[no-untyped-call]
             called = call(kernel, problem, inputs, backward=backward)
         try:
             torch.cuda.synchronize()
@@ -84,7 +84,7 @@ class CudaBackend:
             sys.stderr.write(f"{kernel.name}: {error}\n")
             sys.stderr.flush()
             os._exit(FAULT)
-        tensors = {}
+        tensors: dict[str, torch.Tensor | None] = {}
         if called.outputs is not None:
             tensors |= {"o": called.outputs.o, "lse": called.outputs.lse}
         if called.grads is not None:
@@ -107,7 +107,7 @@ class CudaBackend:
         )
 
 
-class _Poisoned(TorchDispatchMode):
+class _Poisoned(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Fills whatever torch leaves uninitialised."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fa_verify.errors import InvalidInputError
 from fa_verify.record import read
-from fa_verify.report import html, markdown
 from fa_verify.report import compare as comparison
+from fa_verify.report import html, markdown
 from fa_verify.report.summary import Summary, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from rich.console import Console
 

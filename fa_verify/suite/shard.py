@@ -126,11 +126,10 @@ class Shard:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
 
     def _verify(self, case: Case) -> None:
-        searching = self._failed is not None
+        failed = self._failed
+        searching = failed is not None
         model = "hopper" if self.backend_name == "cpu" else "hardware"
-        config = (
-            self._drawn + self.index if not searching else Setup.parse(self._failed.setup).config
-        )  # type: ignore[union-attr]
+        config = self._drawn + self.index if failed is None else Setup.parse(failed.setup).config
         setup = Setup(backend=self.backend_name, config=config, float_model=model)
         record = verify(
             case, self.kernel, setup, self.backend, independent=not searching, explain=searching

@@ -60,7 +60,14 @@ def choose(op: Op, low: Lowering) -> Step:
     if op.results[0].type.scalar == "desc":
         msg = "a tensor descriptor chosen by select"
         raise Unsupported(msg)
-    return low.nary(op, np.where)
+    return low.nary(op, _choose_array)
+
+
+def _choose_array(condition: Array, yes: Array, no: Array) -> Array:
+    """np.where, but tiles that no mask cuts (most, usually) are passed on as they are."""
+    if condition.all():
+        return yes
+    return np.where(condition, yes, no)
 
 
 def _choose_pointer(condition: Array, yes: Pointer, no: Pointer) -> Pointer:

@@ -201,7 +201,7 @@ def test_reports_load_neither_torch_nor_triton():
         "print([name for name in ('torch', 'triton') if name in sys.modules])"
     )
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

@@ -1,7 +1,7 @@
 """FlashAttention forward and backward: real kernels end to end, against float64 formulas."""
 
 # Triton reads the kernels in this file: their constexprs are upper-case and their names are short.
-# ruff: noqa: N803, PLR0917, E741, PTH123
+# ruff: noqa: N803, E741, PTH123
 
 import math
 

@@ -1,7 +1,7 @@
 """Numbers: each family of operations against torch, NumPy or a formula, exact where possible."""
 
 # Triton reads the kernels in this file: their constexprs are upper-case and their names are short.
-# ruff: noqa: N803, PLR0917, C901, PLR0912, PLW0108, SIM108
+# ruff: noqa: N803, C901, PLR0912, PLW0108, SIM108
 
 import math
 
@@ -726,6 +726,7 @@ def block_pointers(x_ptr, o_ptr, rows, cols, R: tl.constexpr, C: tl.constexpr):
         o = tl.advance(o, (0, C))
 
 
+@pytest.mark.filterwarnings("ignore:.*make_block_ptr is deprecated")
 @pytest.mark.skipif(triton.__version__ >= "3.9", reason="Triton 3.9 has no block pointers")
 def test_block_pointers_move_and_check_their_bounds():
     x, o = torch.randn(20, 24), torch.zeros(20, 24)

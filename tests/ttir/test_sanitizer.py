@@ -1,7 +1,7 @@
 """Each finding of the sanitizer: a kernel with the mistake, and next to it a right one."""
 
 # Triton reads the kernels in this file: their constexprs are upper-case and their names are short.
-# ruff: noqa: N803, PLR0917, SIM108, PTH123
+# ruff: noqa: N803, SIM108, PTH123
 
 import pytest
 import torch

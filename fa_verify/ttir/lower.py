@@ -236,6 +236,10 @@ class Lowering:
 
     def nary(self, op: Op, function: Callable[..., RuntimeValue]) -> Step:
         """Result = function(*operands)."""
+        if len(op.operands) == 1:
+            return self.unary(op, function)
+        if len(op.operands) == 2:
+            return self.binary(op, function)
         slots, r = [self.slot(x) for x in op.operands], self.slot(op.results[0])
 
         def step(env: Env) -> None:

@@ -109,6 +109,12 @@ def andi(op: Op, low: Lowering) -> Step:
     return step
 
 
+def _magnitude(x: Array) -> int:
+    if x.size == 1:
+        return abs(int(x.item()))
+    return max(int(x.max()), -int(x.min()))
+
+
 def muli(op: Op, low: Lowering) -> Step:
     """arith.muli; 32-bit products that become addresses are watched for wrap-around."""
     value = op.results[0]
@@ -119,10 +125,7 @@ def muli(op: Op, low: Lowering) -> Step:
     machine, site = low.machine, low.site(op)
 
     def multiply(a: Array, b: Array) -> Array:
-        bound = max(abs(int(a.max())), abs(int(a.min()))) * max(
-            abs(int(b.max())), abs(int(b.min()))
-        )
-        if bound > _INT32.max:
+        if _magnitude(a) * _magnitude(b) > _INT32.max:
             exact = a.astype(np.int64) * b
             wrong = (exact > _INT32.max) | (exact < _INT32.min)
             if wrong.any():
@@ -205,9 +208,7 @@ def wrapped(terms: tuple[Array, ...], machine: Machine, site: Site) -> tuple[Arr
     """Terms whose sum as int64 equals their sum in their own width; a wrap-around is reported."""
     if len(terms) < 2 or terms[0].dtype.itemsize == 8:
         return terms
-    highest = sum(int(t.max()) for t in terms)
-    lowest = sum(int(t.min()) for t in terms)
-    if lowest >= _INT32.min and highest <= _INT32.max:
+    if sum([_magnitude(t) for t in terms]) <= _INT32.max:
         return terms
     exact = terms[0].astype(np.int64)
     for term in terms[1:]:

@@ -35,6 +35,11 @@ def _mapped(function: Callable[[Array], Array]) -> Callable[[Any], Any]:
     return apply
 
 
+def _suited(op: Op, function: Callable[[Array], Array]) -> Callable[[Any], Any]:
+    """`function` for arrays, or for each term of a pointer, as the operand is."""
+    return _mapped(function) if op.operands[0].type.scalar == "ptr" else function
+
+
 def _spread(function: Callable[[Array], Array], type_: Type) -> Callable[[Any], Any]:
     """Like _mapped for rearrangements that need the whole tile."""
 
@@ -55,13 +60,13 @@ def make_range(op: Op, low: Lowering) -> None:
 def splat(op: Op, low: Lowering) -> Step:
     """tt.splat: extents stay 1 until needed."""
     ones = (1,) * len(op.results[0].type.shape)
-    return low.unary(op, _mapped(lambda x: x.reshape(x.shape + ones)))
+    return low.unary(op, _suited(op, lambda x: x.reshape(x.shape + ones)))
 
 
 def _transparent(function: Callable[[Array], Array]) -> Rule:
     def rule(op: Op, low: Lowering) -> Step:
         value = op.results[0]
-        dense = low.unary(op, _mapped(function)) if low.dense(value) else None
+        dense = low.unary(op, _suited(op, function)) if low.dense(value) else None
         if not low.lazy(value):
             if dense is None:
                 raise AssertionError

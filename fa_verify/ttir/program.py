@@ -54,7 +54,7 @@ RULES: dict[str, Rule] = {
     **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES, **ops_memory.RULES, **control.RULES,
 }  # fmt: skip
 LIBRARY = "/triton/language/"  # locations under it are attributed to the kernel that called in
-_WAVE_BYTES = 2 << 20  # live tile data of a wave: about one core's share of the outer caches
+_WAVE_BYTES = 4 << 20  # live tile data of a wave: about one core's share of the outer caches
 _MASK_POSITION = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
 
 

@@ -82,7 +82,8 @@ class Plain:
             block = slice(first, first + BLOCK)
             m_new = torch.maximum(m, s[..., block].amax(-1))
             origin = torch.where(torch.isinf(m_new), 0.0, m_new)
-            p, alpha = torch.exp(s[..., block] - origin[..., None]), torch.exp(m - origin)
+            exp = torch.exp2 if self.has("no log2e") else torch.exp
+            p, alpha = exp(s[..., block] - origin[..., None]), exp(m - origin)
             l = l * (1 if self.has("no alpha in l") else alpha) + p.sum(-1)  # noqa: E741
             acc = acc * (1 if self.has("no alpha in acc") else alpha[..., None])
             p = p.bfloat16() if self.has("P in bf16") else p
@@ -95,6 +96,8 @@ class Plain:
         empty = torch.isinf(m)
         divisor = torch.where(empty, 1.0, l)
         lse = torch.where(empty, m, m + torch.log(divisor))
+        if self.has("lse mixes bases"):
+            lse = m + torch.log2(divisor)
         if self.has("lse in base 2"):
             lse = lse / math.log(2)
         o = (acc / divisor[..., None]).to(q.dtype)
@@ -145,6 +148,8 @@ DEFECTS = (
     (FULL, "no alpha in acc", "the rescale factor is omitted from acc when"),
     (FULL, "last block skipped", "the last, partial block of keys is skipped"),
     (FULL, "lse in base 2", "lse is in base 2"),
+    (FULL, "lse mixes bases", "lse adds log2(l) to a natural row maximum"),
+    (FULL, "no log2e", "exp2 is given natural logits"),
     (LOW, "m from 0", "the running maximum m starts at 0"),
     (LONG, "acc in fp16", "the accumulator acc is kept in float16"),
     (LONG, "l in bf16", "the denominator l is summed in bfloat16"),
@@ -230,6 +235,18 @@ def test_incidents_name_the_axis_whose_bound_is_missing():
     assert "the store of lse is not masked" in explain(race, (race, write), problem)
     read = incident(kind="race", argument="dq", detail="reads what another program writes")
     assert "by load, add and store" in explain(read, (read,), problem)
+
+
+def test_a_tensor_read_by_anothers_strides_is_named():
+    class Strided(Plain):
+        def backward(self, problem, q, k, v, outputs, do):
+            wrong = read_by(do, outputs.o.stride()).to(do.dtype)
+            return super().backward(problem, q, k, v, outputs, wrong)
+
+    case = FULL.replace("seed", "do=bhds seed")
+    failures = explained(case, kernel=Strided())
+    assert {f.tensor for f in failures} == {"dq", "dk", "dv"}
+    assert all("do is addressed with o's strides" in f.diagnosis for f in failures)
 
 
 def test_incidents_reach_the_failures_that_follow_from_them():

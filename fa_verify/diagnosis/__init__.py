@@ -104,7 +104,7 @@ def _value(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) 
         text = f"follows from the forward pass: {causes.forward.text}"
     else:
         text = _unexplained(trial, name, evidence)
-    if causes.looser:
+    if causes.looser and (found is None or found.hypothesis.rounding):
         text = f"{text}; {causes.looser}" if text else causes.looser
     return text
 
@@ -121,6 +121,8 @@ def _unexplained(trial: Trial, name: str, evidence: Evidence) -> str:
 
 
 def _incident(trial: Trial, failure: Failure) -> str:
+    if failure.title.startswith("uninitialised") and failure.tensor in trial.execution.unwritten:
+        return f"{failure.tensor} is read where the launch before left it unwritten"
     for incident in trial.execution.incidents:
         same = failure.location == f"{incident.file}:{incident.line}"
         if same and incident.argument == failure.tensor and failure.title.startswith(incident.kind):

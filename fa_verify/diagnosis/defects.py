@@ -128,9 +128,13 @@ def skips(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
 
 def online(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
     """Causes in the online softmax, which depend on the block size."""
-    yield "lse is in base 2, not natural", Knobs(lse_base="2")
-    yield "lse is the row maximum: log(l) is missing", Knobs(lse_max_only=True)
-    yield "lse is log(l): the row maximum is missing", Knobs(lse_no_max=True)
+    yield "lse is in base 2, not natural", Knobs(lse_m=1 / _LN2, lse_l=1 / _LN2)
+    yield "lse adds log2(l) to a natural row maximum", Knobs(lse_l=1 / _LN2)
+    yield "lse adds log(l) to a row maximum in base 2", Knobs(lse_m=1 / _LN2)
+    yield "lse is the row maximum: log(l) is missing", Knobs(lse_l=0.0)
+    yield "lse is log(l): the row maximum is missing", Knobs(lse_m=0.0)
+    yield "exp2 is given natural logits: the factor log2(e) is missing", Knobs(exponent=_LN2)
+    yield "exp is given base-2 logits: the factor log2(e) is one too many", Knobs(exponent=1 / _LN2)
     yield "o is not divided by l", Knobs(normalise=False)
     yield "the running maximum m starts at 0 instead of -inf", Knobs(start=0.0)
     sizes = _blocks(trial, problem.seqlen_k)

@@ -38,12 +38,14 @@ class Hypothesis:
         sentence: For the kernel's author.
         predict: What the kernel would have written.
         addressing: The cause is a wrong address, so it explains forbidden accesses as well.
+        rounding: The cause is a format, which a looser declaration could allow.
         follows: The backward pass is right, given the o and lse that the forward pass wrote.
     """
 
     sentence: str
     predict: Callable[[], Prediction]
     addressing: bool = False
+    rounding: bool = False
     follows: bool = False
 
 
@@ -56,6 +58,11 @@ def _declared(trial: Trial, problem: Problem, knobs: Knobs) -> Knobs:
         ds_dtype=knobs.ds_dtype or _format(arithmetic.ds_dtype, problem),
         tf32=_tf32(trial) if problem.dot_precision == "tf32" else "",
     )
+
+
+def _rounds(knobs: Knobs) -> bool:
+    formats = (knobs.p_dtype, knobs.ds_dtype, knobs.acc_dtype, knobs.product_dtype, knobs.l_dtype)
+    return any(formats)
 
 
 def _format(declared: str, problem: Problem) -> str:
@@ -87,7 +94,7 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         yield from _forward_addresses(trial, evidence)
     for source in (shared(problem), online(trial, problem), skips(trial, problem)):
         for sentence, knobs in source:
-            yield Hypothesis(sentence, predictor(knobs))
+            yield Hypothesis(sentence, predictor(knobs), rounding=_rounds(knobs))
 
 
 def _forward_addresses(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
@@ -129,11 +136,13 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     lse = evidence.seen["lse"].got if "lse" in evidence.seen else right["lse"]
     do = evidence.do
 
-    def predictor(knobs: Knobs, do: torch.Tensor = do) -> Callable[[], Prediction]:
+    def predictor(
+        knobs: Knobs, do: torch.Tensor = do, delta: torch.Tensor | None = None
+    ) -> Callable[[], Prediction]:
         def predict() -> Prediction:
             used = _declared(trial, problem, knobs)
             tensors = (evidence.q, evidence.k, evidence.v, do)
-            values = model.backward(problem, tensors, o, lse, used)
+            values = model.backward(problem, tensors, o, lse, used, delta=delta)
             free = {}
             if knobs.head_dim is not None:
                 for name in ("dq", "dk"):
@@ -152,13 +161,14 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         yield from _backward_addresses(trial, evidence, predictor)
     for source in (gradients(problem), shared(problem), skips(trial, problem)):
         for sentence, knobs in source:
-            yield Hypothesis(f"in the backward pass, {sentence}", predictor(knobs))
+            text = f"in the backward pass, {sentence}"
+            yield Hypothesis(text, predictor(knobs), rounding=_rounds(knobs))
 
 
 def _backward_addresses(
     trial: Trial,
     evidence: Evidence,
-    predictor: Callable[[Knobs, torch.Tensor], Callable[[], Prediction]],
+    predictor: Callable[[Knobs, torch.Tensor, torch.Tensor | None], Callable[[], Prediction]],
 ) -> Iterator[Hypothesis]:
     outputs, x = trial.execution.outputs, trial.pristine
     if outputs is None or x.do is None or evidence.do is None or not x.do.numel():
@@ -167,6 +177,8 @@ def _backward_addresses(
         strides = tuple(other.stride())
         if strides[:3] != tuple(x.do.stride())[:3] or strides[3] != x.do.stride(3):
             loaded = read_by(x.do.cpu(), strides)
-            yield Hypothesis(
-                f"do is addressed with {name}'s strides", predictor(RIGHT, loaded), addressing=True
-            )
+            text = f"do is addressed with {name}'s strides"
+            yield Hypothesis(text, predictor(RIGHT, loaded, None), addressing=True)
+            delta = (evidence.do * evidence.seen["o"].got).sum(dim=-1)
+            apart = f"{text}, though not for delta"
+            yield Hypothesis(apart, predictor(RIGHT, loaded, delta), addressing=True)

@@ -38,8 +38,8 @@ class Knobs:
         start: The maximum's initial value.
         p_dtype: Format that P is rounded to ("" none); likewise acc_dtype and l_dtype, each block.
         product_dtype: Format that P V of a block is rounded to before it is added.
-        lse_base: "e" or "2".
-        lse_max_only: lse = m, without log(l); lse_no_max: log(l) without m.
+        exponent: Factor of s - m in exp alone.
+        lse_m, lse_l: lse = lse_m m + lse_l log(l).
         normalise: Whether acc is divided by l.
         dq_scale, dk_scale: Power of the scale in dq and dk (1 is right).
         delta: Whether delta is subtracted.
@@ -71,9 +71,9 @@ class Knobs:
     acc_dtype: str = ""
     product_dtype: str = ""
     l_dtype: str = ""
-    lse_base: Literal["e", "2"] = "e"
-    lse_max_only: bool = False
-    lse_no_max: bool = False
+    exponent: float = 1.0
+    lse_m: float = 1.0
+    lse_l: float = 1.0
     normalise: bool = True
     dq_scale: int = 1
     dk_scale: int = 1
@@ -190,8 +190,8 @@ def forward(
         part = logits[..., first : first + block]
         m_new = torch.maximum(m, part.max(dim=-1).values)
         origin = torch.where(torch.isinf(m_new), torch.zeros_like(m_new), m_new)
-        p = _float32_range(torch.exp(part - origin[..., None]))
-        rescale = torch.exp(m - origin)
+        p = _float32_range(torch.exp(knobs.exponent * (part - origin[..., None])))
+        rescale = torch.exp(knobs.exponent * (m - origin))
         l = l * rescale if knobs.rescale_l else l  # noqa: E741
         l = _rounded(l + p.sum(dim=-1), knobs.l_dtype)  # noqa: E741
         acc = acc * rescale[..., None] if knobs.rescale_acc else acc
@@ -201,14 +201,7 @@ def forward(
     empty = torch.isinf(m) & (m < 0)
     divisor = torch.where(empty, torch.ones_like(l), l)
     o = acc / divisor[..., None] if knobs.normalise else acc
-    log_l = torch.log(divisor)
-    lse = torch.where(empty, m, m + log_l)
-    if knobs.lse_max_only:
-        lse = m
-    if knobs.lse_no_max:
-        lse = torch.where(empty, m, log_l)
-    if knobs.lse_base == "2":
-        lse = lse / torch.log(torch.tensor(2.0, dtype=torch.float64))
+    lse = torch.where(empty, m, knobs.lse_m * m + knobs.lse_l * torch.log(divisor))
     return {"o": _rounded(o, problem.dtype), "lse": lse}
 
 
@@ -218,6 +211,8 @@ def backward(
     o: torch.Tensor,
     lse: torch.Tensor,
     knobs: Knobs = RIGHT,
+    *,
+    delta: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     """dq, dk, dv that a kernel with this defect would write, given the o and lse it reads.
 
@@ -227,6 +222,7 @@ def backward(
         o: The forward's output in float64.
         lse: Natural logarithm, float64; -inf on fully masked rows.
         knobs: The defect.
+        delta: (batch, heads_q, seqlen_q), by default sum(do * o).
     """
     q, k, v, do = tensors
     heads = _key_heads(problem, knobs)
@@ -235,8 +231,9 @@ def backward(
     logits, slope = _scores(problem, q, k, knobs)
     p = torch.exp(logits - lse[..., None])
     p = p.masked_fill(~visible | torch.isinf(lse)[..., None], 0.0)
-    delta = (do * o).sum(dim=-1, keepdim=True) * knobs.delta
-    ds = p * (_operand(do, knobs) @ _operand(v, knobs).mT - delta)
+    delta = (do * o).sum(dim=-1) if delta is None else delta
+    dp = _operand(do, knobs) @ _operand(v, knobs).mT
+    ds = p * (dp - delta[..., None] * knobs.delta)
     if knobs.softcap_slope:
         ds = ds * slope
     ds, p = _rounded(ds, knobs.ds_dtype), _rounded(p, knobs.p_dtype)

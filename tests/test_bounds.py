@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -394,3 +395,26 @@ def test_expanded_heads_and_transposed_views_are_read_as_they_are():
     for one, other in zip(views, copies, strict=True):
         torch.testing.assert_close(one.reference, other.reference, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(one.det, other.det, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_an_adversary_comes_close_to_det_and_not_above(dtype):
+    """All keys but the largest share one p, just off a rounding boundary or below half a step."""
+    close = 0.0
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    for seqlen_k, exponent, offset in itertools.product(
+        (33, 500), (1, 3, 14, 24, 25), (unit * 0.97, unit * 1.03, 0.499, 0.999)
+    ):
+        p = 2.0**-exponent * (1 + offset)
+        problem = Problem(
+            seqlen_q=1, seqlen_k=seqlen_k, head_dim=16, head_dim_v=2, dtype=dtype,
+            softmax_scale=math.log(p),
+        )  # fmt: skip
+        q, k, v, do = (torch.zeros_like(x) for x in emulator.values("normal", problem, 1))
+        q[..., 0], k[..., 1:, 0] = 1, 1
+        v[..., 1:, 0], v[..., 1:, 1], do[..., 0], do[..., 1] = 1, -1, 1, 0.5
+        for _, got, bounded in judged(problem, DEFAULT, Emulator(), (q, k, v, do)):
+            close = max(close, ratio(got, bounded))
+            assert ratio(got, bounded) <= 1
+            assert ratio(got, bounded, bounded.prob(got)) <= 1
+    assert close > 0.9

@@ -137,6 +137,10 @@ def online(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
     yield "exp is given base-2 logits: the factor log2(e) is one too many", Knobs(exponent=1 / _LN2)
     yield "o is not divided by l", Knobs(normalise=False)
     yield "the running maximum m starts at 0 instead of -inf", Knobs(start=0.0)
+    yield (
+        "the running maximum m starts at 0 instead of -inf, so rows of low logits look empty",
+        Knobs(start=0.0, empty_by_l=True),
+    )
     sizes = _blocks(trial, problem.seqlen_k)
     for block in sizes:
         if problem.seqlen_k % block:

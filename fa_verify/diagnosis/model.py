@@ -36,6 +36,7 @@ class Knobs:
         keys_end: Keys from here on are skipped; keys_begin: those before it.
         rescale_l: Whether l is rescaled when the maximum moves; likewise rescale_acc.
         start: The maximum's initial value.
+        empty_by_l: A row with l = 0 is taken for a fully masked one, whatever its m.
         p_dtype: Format that P is rounded to ("" none); likewise acc_dtype and l_dtype, each block.
         product_dtype: Format that P V of a block is rounded to before it is added.
         exponent: Factor of s - m in exp alone.
@@ -67,6 +68,7 @@ class Knobs:
     rescale_l: bool = True
     rescale_acc: bool = True
     start: float = -torch.inf
+    empty_by_l: bool = False
     p_dtype: str = ""
     acc_dtype: str = ""
     product_dtype: str = ""
@@ -198,10 +200,11 @@ def forward(
         product = _operand(_rounded(p, knobs.p_dtype), knobs) @ v[..., first : first + block, :]
         acc = _rounded(acc + _rounded(product, knobs.product_dtype), knobs.acc_dtype)
         m = m_new
-    empty = torch.isinf(m) & (m < 0)
+    empty = l == 0 if knobs.empty_by_l else torch.isinf(m) & (m < 0)
     divisor = torch.where(empty, torch.ones_like(l), l)
     o = acc / divisor[..., None] if knobs.normalise else acc
-    lse = torch.where(empty, m, knobs.lse_m * m + knobs.lse_l * torch.log(divisor))
+    lse = knobs.lse_m * m + knobs.lse_l * torch.log(divisor)
+    lse = lse.masked_fill(empty, -torch.inf)
     return {"o": _rounded(o, problem.dtype), "lse": lse}
 
 

@@ -100,13 +100,19 @@ class _Pool:
         )
 
     def submit(
-        self, kernel: Kernel, case: Case, setup: Setup, *, search: bool = False
+        self,
+        kernel: Kernel,
+        case: Case,
+        setup: Setup,
+        *,
+        search: bool = False,
+        explain: bool = False,
     ) -> Future[CaseRecord]:
-        """Start one case; a case of a search is judged by det alone and explained."""
+        """Start one case; a case of a search is judged by det alone."""
         future: Future[CaseRecord] = self._pool.schedule(
             worker.run,
             args=(kernel.target, str(case), str(setup)),
-            kwargs={"independent": not search, "explain": search},
+            kwargs={"independent": not search, "explain": explain},
             timeout=self._plan.timeout + _GRACE,
         )
         return future
@@ -265,18 +271,23 @@ def _shrink(pool: _Pool, kernel: Kernel, record: CaseRecord, plan: Plan) -> Shru
     wanted = {(f.check, f.title) for f in record.failures[:1]}
     best = record
 
+    def run(case: Case, **how: bool) -> CaseRecord:
+        return pool.result(pool.submit(kernel, case, setup, **how), kernel, case, setup)
+
     def fails(case: Case) -> bool:
         nonlocal best
-        tried = pool.result(pool.submit(kernel, case, setup, search=True), kernel, case, setup)
+        tried = run(case, search=True)
         same = bool(wanted & {(f.check, f.title) for f in tried.failures})
         if same and (best is record or _size(tried) <= _size(best)):
             best = tried
         return same
 
     case = Case.parse(record.case)
-    if fails(case):  # else only the probabilistic bound saw it, and a search may not use that
+    found = fails(case)  # else only the probabilistic bound saw it: a search may not use that
+    if found:
         shrink(case, fails, capabilities=kernel.takes, max_seconds=plan.shrink_seconds)
-    return Shrunk(original=record.case, record=best)
+    explained = run(Case.parse(best.case), search=found, explain=True)
+    return Shrunk(original=record.case, record=explained if explained.failures else best)
 
 
 def _record(
@@ -297,5 +308,5 @@ def _record(
         verdict=verdict.value,
         reason=reason,
         failures=failures,
-        replay=replay_line(kernel, case, setup),
+        replay=replay_line(kernel, case, setup, drawn=True),
     )

@@ -151,7 +151,7 @@ class _Show:
         self.progress.console.print(Text(text, style=style), soft_wrap=True)
 
 
-def replay(target: str, case: str, setup: str, *, source: str, timeout: float) -> int:
+def replay(target: str, case: str, setup: str, *, source: str, drawn: bool, timeout: float) -> int:
     """Run one case, explain what is wrong with it, return the exit code."""
     console = Console(highlight=False)
     parsed, how = Case.parse(case), Setup.parse(setup)
@@ -165,7 +165,7 @@ def replay(target: str, case: str, setup: str, *, source: str, timeout: float) -
             f"({source} then, {kernels[0].source_hash} now)", markup=False,
         )  # fmt: skip
     worker.start(timeout, _memory(1), cap=False)
-    record = worker.run(target, str(parsed), str(how), independent=False, explain=True)
+    record = worker.run(target, str(parsed), str(how), independent=drawn, explain=True)
     lines: list[Line] = [start_line([target], parsed.seed, how.backend), record]
     lines.append(End(seconds=sum(record.seconds.values()), cases=1, exit_code=0))
     summary = summarise(lines)

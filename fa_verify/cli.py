@@ -112,12 +112,15 @@ def check(targets: tuple[str, ...], folder: Path, *, strict: bool, **options: An
 @click.argument("case")
 @click.option("--setup", default="", help="The setup of the replay line.")
 @click.option("--source", default="", help="Source hash; a kernel that has changed is pointed out.")
+@click.option(
+    "--drawn", is_flag=True, help="Drawn at random, not found by a search: all bounds count."
+)
 @click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of the case.  [default: 60s]")
-def replay(target: str, case: str, setup: str, source: str, timeout: float) -> int:
+def replay(target: str, case: str, **options: Any) -> int:
     """Run one CASE again on TARGET, as a replay line says."""
     from fa_verify import checking  # noqa: PLC0415
 
-    return checking.replay(target, case, setup, source=source, timeout=timeout)
+    return checking.replay(target, case, **options)
 
 
 @_cli.command(name="list")

@@ -80,7 +80,7 @@ def verify(
             FailureRecord(**{name: getattr(f, name) for name in FailureRecord.__struct_fields__})
             for f in failures
         ),
-        replay=replay_line(kernel, case, setup),
+        replay=replay_line(kernel, case, setup, drawn=independent),
         seconds={"kernel": seconds, "checks": time.perf_counter() - start - seconds},
         configs=configs,
     )
@@ -129,7 +129,12 @@ def _refused(execution: Execution, *, declared: bool) -> bool:
     return not declared and execution.error_kind == "raised" and name in _CLEAR
 
 
-def replay_line(kernel: Kernel, case: Case, setup: Setup) -> str:
-    """The command that reproduces a record."""
+def replay_line(kernel: Kernel, case: Case, setup: Setup, *, drawn: bool) -> str:
+    """The command that reproduces a record.
+
+    Args:
+        kernel: The kernel; case, setup: what was run and how.
+        drawn: The case was drawn independently of any search: the probabilistic bound counts.
+    """
     words = ["fa-verify", "replay", kernel.target, str(case), "--setup", str(setup)]
-    return shlex.join([*words, "--source", kernel.source_hash])
+    return shlex.join([*words, "--source", kernel.source_hash, *(["--drawn"] if drawn else [])])

@@ -24,6 +24,7 @@ from fa_verify.masks import Mask
 from fa_verify.problem import Problem
 from fa_verify.reference import by_kv_head, tiles
 
+NORMAL = math.log(2.0**-126)  # far below what these tests cast
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 PROBLEM = Problem(heads_q=2, seqlen_q=24, seqlen_k=40, head_dim=16, head_dim_v=8)
 
@@ -176,7 +177,7 @@ def test_bounds_do_not_depend_on_the_tiles(monkeypatch):
 @given(st.lists(st.sampled_from([0.0, 1.0, 1.0005, 1.002, 5.0]), min_size=1, max_size=9))
 def test_multiplicity_counts_neighbours(logs):
     width = 1e-3
-    counted = multiplicity(torch.tensor([logs], dtype=torch.float64), width)[0].tolist()
+    counted = multiplicity(torch.tensor([logs], dtype=torch.float64), width, NORMAL)[0].tolist()
     assert counted == [sum(abs(x - y) <= width for y in logs) for x in logs]
 
 
@@ -185,10 +186,10 @@ def test_keys_that_drift_by_blocks_are_counted_together():
     index = torch.arange(256, dtype=torch.float64)
     x = ((index % 16) * 0.3 + (index // 16) * 0.011)[None]
     width = 2.0**-8 / 4
-    assert int(multiplicity(x, width).max()) < 4
-    assert int(blocked_multiplicity(x, 16, width).min()) == 16
-    assert int(blocked_multiplicity(x, None, width).min()) == 16
-    assert int(blocked_multiplicity(x, 64, width).max()) < 8
+    assert int(multiplicity(x, width, NORMAL).max()) < 4
+    assert int(blocked_multiplicity(x, 16, width, NORMAL).min()) == 16
+    assert int(blocked_multiplicity(x, None, width, NORMAL).min()) == 16
+    assert int(blocked_multiplicity(x, 64, width, NORMAL).max()) < 8
 
 
 def test_the_factor_is_the_union_bound_over_the_tensor():
@@ -258,3 +259,12 @@ def test_the_group_shares_its_gradient_of_k_and_v():
     for bounded, expected in zip((dk, dv), total, strict=True):
         torch.testing.assert_close(bounded.reference[0], expected, rtol=1e-11, atol=1e-13)
     assert (dv.det[0] <= 1.3 * sum(x.dv_bound for x in parts) + dv.reference[0].abs() / 1024).all()
+
+
+def test_multiplicity_counts_by_the_uniform_grid_below_the_smallest_normal_number():
+    # 9.5 to 9.66 units of 2^-24 all round to 10; relatively they are far apart.
+    values = torch.linspace(9.5, 9.66, 30, dtype=torch.float64) * 2.0**-24
+    counted = multiplicity(values.log()[None], 2.0**-11 / 4, math.log(2.0**-14))
+    assert int(counted.min()) > 15
+    far = multiplicity(values.log()[None], 2.0**-11 / 4, NORMAL)
+    assert int(far.max()) < 3

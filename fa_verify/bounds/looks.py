@@ -71,7 +71,7 @@ def refiner_of_o(source: Source, d: float) -> Refiner | None:
         linear=source.linear.flatten(1, 2),
         terms=source.model.problem.seqlen_k,
         look=functools.partial(_look_at_o, source),
-        count=lambda logs, width: blocked_multiplicity(logs, arithmetic.block_n, width),
+        count=lambda logs, *window: blocked_multiplicity(logs, arithmetic.block_n, *window),
         d=d,
     )
 

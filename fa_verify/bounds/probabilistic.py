@@ -31,28 +31,34 @@ def lambda_factor(elements: int, d: float) -> float:
     return math.sqrt(2 * math.log(2 * max(1, elements) / d) / 3)
 
 
-def multiplicity(values: Tensor, width: float) -> Tensor:
-    """How many entries of the same row are within ``width`` of each, itself included; (B31).
+def multiplicity(logs: Tensor, width: float, floor: float) -> Tensor:
+    """How many entries of the same row round alike with each, itself included; (B31).
 
     Args:
-        values: (rows, n), logarithms of what is cast.
-        width: Half the window.
+        logs: (rows, n), logarithms of what is cast.
+        width: Half the window, relative to a normal value.
+        floor: Logarithm of the smallest normal value: the grid is uniform below, and so is the
+            window.
     """
+    below = floor + torch.expm1(logs - floor)
+    values = torch.where(logs < floor, below, logs)
     order = values.sort(-1).values
     high = torch.searchsorted(order, values + width, right=True)
     low = torch.searchsorted(order, values - width)
     return (high - low).clamp_(min=1)
 
 
-def blocked_multiplicity(x: Tensor, block_n: int | None, width: float) -> Tensor:
+def blocked_multiplicity(x: Tensor, block_n: int | None, width: float, floor: float) -> Tensor:
     """The most over every admitted blocking and both key orders, of what is then cast; (B32).
 
     Args:
         x: (rows, keys), S less any number per row.
         block_n: Keys a block if declared.
-        width: Half the window.
+        width: Half the window, relative.
+        floor: Logarithm of the smallest normal value of the cast.
     """
-    worst = multiplicity(x, width)
+    top = x.amax(-1, keepdim=True)
+    worst = multiplicity(x - top.masked_fill(top == -torch.inf, 0.0), width, floor)
     n = x.shape[-1]
     for block in (block_n,) if block_n else _BLOCKS:
         if block >= n:
@@ -62,7 +68,7 @@ def blocked_multiplicity(x: Tensor, block_n: int | None, width: float) -> Tensor
         for running in (peaks.cummax(-1).values, peaks.flip(-1).cummax(-1).values.flip(-1)):
             running.masked_fill_(running == -torch.inf, 0.0)
             cast = x - running.repeat_interleave(block, -1)[..., :n]
-            worst = torch.maximum(worst, multiplicity(cast, width))
+            worst = torch.maximum(worst, multiplicity(cast, width, floor))
     return worst
 
 
@@ -108,7 +114,7 @@ class Refiner:
         linear: The tensor's bound before output rounding, (heads, rows, dim).
         terms: Length of the sums.
         look: ``look(head, rows)``.
-        count: Multiplicities of a look's logs, ``count(logs, width)``.
+        count: Multiplicities of a look's logs, ``count(logs, width, floor)``.
         d: Probability.
     """
 
@@ -117,7 +123,7 @@ class Refiner:
     linear: Tensor
     terms: int
     look: Callable[[int, Tensor], Look]
-    count: Callable[[Tensor, float], Tensor]
+    count: Callable[[Tensor, float, float], Tensor]
     d: float
 
     def refined(self, det: Tensor, error: Tensor) -> Tensor:
@@ -161,7 +167,8 @@ class Refiner:
         over = (allowed > bound).any(-1).nonzero().flatten()
         counted, uncounted = over[:budget], over[budget:]
         if len(counted):
-            count = self.count(look.logs[counted], self.cast.unit / 4)
+            floor = math.log(self.cast.tiny / self.cast.unit * self.scale)
+            count = self.count(look.logs[counted], self.cast.unit / 4, floor)
             bound[counted] = look.bound(factor, tiny, counted, count)
         bound[uncounted] = most[uncounted]
         return torch.minimum(bound, most), len(counted)

@@ -22,12 +22,19 @@ if TYPE_CHECKING:
     from fa_verify.ttir.ir import Op
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step
 
-_FEW = 2048
+_FEW = 2048  # elements of one program's tile up to which NumPy reduces faster than torch
+
+
+def _small(x: Array) -> bool:
+    """Whether NumPy reduces it. The answer, and with it the order of a sum, must not depend on how
+    many programs run side by side: a kernel's bits would depend on its batch mates.
+    """
+    return x.size < _FEW * x.shape[0]
 
 
 def _sum(x: Array, axis: int) -> Array:
-    if x.size < _FEW:
-        small: Array = np.add.reduce(x, axis=axis)
+    if _small(x):
+        small: Array = np.add.reduce(np.ascontiguousarray(x), axis=axis)
         return small
     return as_torch(x).sum(axis).numpy()
 
@@ -38,7 +45,7 @@ def _extreme(
     """Maxnum and minnum: torch's reduction propagates NaN, so its NaNs are looked at again."""
 
     def apply(x: Array, axis: int) -> Array:
-        if x.size < _FEW:
+        if _small(x):
             return numpy_reduce(x, axis=axis)
         result: Array = torch_reduce(as_torch(x), axis).numpy()
         return numpy_reduce(x, axis=axis) if np.isnan(result).any() else result

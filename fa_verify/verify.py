@@ -133,7 +133,9 @@ def replay_line(kernel: Kernel, case: Case, setup: Setup, *, drawn: bool) -> str
     """The command that reproduces a record.
 
     Args:
-        kernel: The kernel; case, setup: what was run and how.
+        kernel: The kernel.
+        case: What was run.
+        setup: How it was run.
         drawn: The case was drawn independently of any search: the probabilistic bound counts.
     """
     words = ["fa-verify", "replay", kernel.target, str(case), "--setup", str(setup)]

@@ -26,10 +26,12 @@ _FEW = 2048  # elements of one program's tile up to which NumPy reduces faster t
 
 
 def _small(x: Array) -> bool:
-    """Whether NumPy reduces it. The answer, and with it the order of a sum, must not depend on how
-    many programs run side by side: a kernel's bits would depend on its batch mates.
+    """Whether NumPy reduces it.
+
+    The answer, and with it the order of a sum, must not depend on how many programs run side by
+    side: a kernel's bits would then depend on its batch mates.
     """
-    return x.size < _FEW * x.shape[0]
+    return bool(x.size < _FEW * x.shape[0])
 
 
 def _sum(x: Array, axis: int) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import multiprocessing
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -33,6 +34,7 @@ __all__ = ["Listener", "Plan", "run"]
 # Cases drawn from one seed; the next shard's seed follows from the run's. A multiple of 2, 3, 4, 6
 # and 8, so that on CUDA a form meets one configuration only.
 _SHARD = 96
+_TURN = 16  # cases of one kernel before the next kernel's turn
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
 # Compiled forms of each kernel in a CUDA run: a form costs some seconds to compile, a case that
 # needs no compiling some hundredths. Another seed of the run draws other forms.
@@ -204,19 +206,22 @@ def _verify_all(
 def _work(
     kernels: tuple[Kernel, ...], plan: Plan, failures: collections.Counter[str]
 ) -> Iterator[tuple[Kernel, Case, Setup]]:
-    """Cases of all kernels in turn, kernel by kernel; a kernel that failed enough drops out."""
+    """Some cases of each kernel in turn; a kernel that failed enough drops out.
+
+    Kernels meet the same cases. Variants share functions, and what one of them compiled the next
+    finds in Triton's disk cache, unless both are compiled at the same time: hence some in turn.
+    """
     streams = {kernel: _cases(kernel, plan) for kernel in kernels}
     while streams:
         for kernel in list(streams):
-            if failures[kernel.target] >= plan.max_failures:
+            turn = list(itertools.islice(streams[kernel], _TURN))
+            if not turn:
                 del streams[kernel]
-                continue
-            index_case = next(streams[kernel], None)
-            if index_case is None:
-                del streams[kernel]
-                continue
-            index, case = index_case
-            yield kernel, case, _setup(plan, index)
+            for index, case in turn:
+                if failures[kernel.target] >= plan.max_failures:
+                    streams.pop(kernel, None)
+                    break
+                yield kernel, case, _setup(plan, index)
 
 
 def _setup(plan: Plan, index: int) -> Setup:

@@ -74,6 +74,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Run(config, worker), "fa_verify_run")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without --kernel the suite has nothing to run on."""
+    suite = collection_path == Path(__file__).parent / "suite" / "test_kernel.py"
+    return True if suite and not config.getoption("--kernel") else None
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Hand the run's seed to an xdist worker."""

@@ -261,9 +261,10 @@ def test_incidents_reach_the_failures_that_follow_from_them():
 
 def test_addresses():
     values = torch.arange(6.0, dtype=torch.float64).reshape(1, 1, 2, 3)
-    read, free = written_by(values, (6, 6, 1, 2), (6, 6, 3, 1))
+    read, free, holes = written_by(values, (6, 6, 1, 2), (6, 6, 3, 1))
     assert read.flatten().tolist() == [0, 3, 1, 4, 2, 5]
     assert not free.any()
+    assert not holes.any()
     assert read_by(values, (6, 6, 1, 2)).flatten().tolist() == [0, 2, 4, 1, 3, 5]
     assert torch.isnan(read_by(values, (6, 6, 3, 3))).sum() == 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fa_verify import ttir
@@ -50,7 +51,7 @@ class CpuBackend:
     ) -> Execution:
         """Run forward and, if asked, backward; report incidents and unwritten elements."""
         start = time.perf_counter()
-        with ttir.execute(self._options(setup)) as run:
+        with ttir.execute(self._options(kernel, setup)) as run:
             for name in ("q", "k", "v", "do"):
                 tensor = getattr(inputs, name)
                 if tensor is not None:
@@ -87,7 +88,7 @@ class CpuBackend:
             seconds=seconds,
         )
 
-    def _options(self, setup: Setup) -> ttir.Options:
+    def _options(self, kernel: Kernel, setup: Setup) -> ttir.Options:
         if setup.float_model not in FLOAT_MODELS:
             msg = f"float={setup.float_model!r}: must be one of {', '.join(FLOAT_MODELS)}"
             raise InvalidInputError(msg)
@@ -98,6 +99,7 @@ class CpuBackend:
             float_model=FLOAT_MODELS[setup.float_model],
             config=setup.config,
             memory_limit=self._memory_limit,
+            origin=str(Path(kernel.target.rpartition(":")[0]).resolve()),
             deadline=None if self._seconds is None else time.monotonic() + self._seconds,
         )
 

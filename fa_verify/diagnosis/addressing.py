@@ -18,11 +18,11 @@ def _offsets(shape: tuple[int, ...], strides: Strides) -> torch.Tensor:
 
 def written_by(
     values: torch.Tensor, wrong: Strides, right: Strides
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Store values by the wrong strides, read them by the right ones.
 
     Returns:
-        What is read, and where nothing is known: nobody wrote, or several wrote.
+        What is read; where nothing is known: nobody wrote, or several wrote; where nobody wrote.
     """
     stored, loaded = _offsets(values.shape, wrong), _offsets(values.shape, right)
     size = 1 + int(max(stored.max(), loaded.max()))
@@ -30,7 +30,7 @@ def written_by(
     writers = torch.zeros(size, dtype=torch.int64)
     memory[stored.flatten()] = values.flatten()
     writers.index_add_(0, stored.flatten(), torch.ones(stored.numel(), dtype=torch.int64))
-    return memory[loaded], (writers != 1)[loaded]
+    return memory[loaded], (writers != 1)[loaded], (writers == 0)[loaded]
 
 
 def read_by(tensor: torch.Tensor, wrong: Strides) -> torch.Tensor:

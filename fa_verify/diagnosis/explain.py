@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import torch
+
 from fa_verify.diagnosis.hypotheses import for_backward, for_forward
 from fa_verify.diagnosis.score import Fit, fit
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fa_verify.diagnosis.evidence import Evidence
-    from fa_verify.diagnosis.hypotheses import Hypothesis
+    from fa_verify.diagnosis.hypotheses import Hypothesis, Prediction
     from fa_verify.trial import Trial
 
 __all__ = ["Explanation", "backward", "forward"]
@@ -74,6 +76,8 @@ def _best(hypotheses: Iterable[Hypothesis], evidence: Evidence) -> Explanation |
     for hypothesis in hypotheses:
         prediction = hypothesis.predict()
         found = fit(evidence.seen, prediction.values, prediction.free, evidence.problem.dtype)
+        if _holes_agree(prediction, evidence):  # no value is wrong there, and none is by chance so
+            found = dataclasses.replace(found, gain=_MANY, overall=_MANY)
         accepted = (
             found.explained >= _LEAST_EXPLAINED
             and found.gain >= _LEAST_GAIN
@@ -82,3 +86,11 @@ def _best(hypotheses: Iterable[Hypothesis], evidence: Evidence) -> Explanation |
         if accepted and (best is None or found.merit > _CLEARLY_BETTER * best.fit.merit):
             best = Explanation(hypothesis, found)
     return best
+
+
+def _holes_agree(prediction: Prediction, evidence: Evidence) -> bool:
+    """Whether nobody wrote exactly where the hypothesis says so, and it says so somewhere."""
+    return any(
+        bool(holes.any()) and torch.equal(holes, ~evidence.seen[name].written)
+        for name, holes in prediction.holes.items()
+    )

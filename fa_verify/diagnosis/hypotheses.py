@@ -24,10 +24,11 @@ __all__ = ["Hypothesis", "Prediction", "for_backward", "for_forward"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prediction:
-    """Tensors by name, and where each says nothing."""
+    """Tensors by name, where each says nothing, and where nobody would have written it."""
 
     values: dict[str, torch.Tensor]
     free: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    holes: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,8 +109,8 @@ def _forward_addresses(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]
 
         def written(wrong: tuple[int, ...] = wrong) -> Prediction:
             values = model.forward(problem, evidence.q, evidence.k, evidence.v, knobs)
-            o, free = written_by(values["o"], wrong, right)
-            return Prediction(values | {"o": o}, {"o": free})
+            o, free, holes = written_by(values["o"], wrong, right)
+            return Prediction(values | {"o": o}, {"o": free}, {"o": holes})
 
         if wrong != right:
             yield Hypothesis(f"o is addressed with {name}'s strides", written, addressing=True)

@@ -7,6 +7,7 @@ kernels specialise and choose as they would there.
 
 from __future__ import annotations
 
+import contextvars
 import hashlib
 import re
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
+
+# `Options.origin` of the execution under way.
+origin: contextvars.ContextVar[str] = contextvars.ContextVar("origin", default="")
 
 _VERSION = "2"  # of the TTIR we ask for: part of the key of Triton's disk cache
 CAPABILITY = 90
@@ -35,8 +39,12 @@ class Compiler(CUDABackend):  # type: ignore[misc]
         return bool(target.backend == "cuda")
 
     def hash(self) -> str:
-        """Key of this backend in Triton's disk cache."""
-        return f"fa_verify-ttir-{_VERSION}-{CAPABILITY}"
+        """Key of this backend in Triton's disk cache.
+
+        Triton's part of the key is the source's text, not its path, but our result names the path:
+        a copy of a kernel must not be shown as the file that it was copied from.
+        """
+        return f"fa_verify-ttir-{_VERSION}-{CAPABILITY}-{origin.get()}"
 
     def parse_options(self, opts: dict[str, Any]) -> Any:
         """Options as the NVIDIA backend reads them; FMA contraction does not exist in TTIR."""

@@ -43,10 +43,11 @@ class Options:
         float_model: See `FloatModel`.
         config: Index of the autotune configuration to pin, modulo the number offered.
         sanitize: Look for out-of-bounds accesses, reads of unwritten memory and races. Without it
-        an
-            access outside its argument is still never carried out, but no longer reported.
+            an access outside its argument is still never carried out, but no longer reported.
         memory_limit: Bytes of live intermediates; programs run in smaller waves to honour it.
         max_incidents: Incidents kept; more of the same kind, kernel, line and argument only count.
+        origin: Where the kernels come from, any text. Kernels of another origin do not share
+            Triton's disk cache, so that incidents name this origin's files and not a copy's.
         deadline: A `time.monotonic()` moment after which `TimeLimit` is raised.
     """
 
@@ -57,6 +58,7 @@ class Options:
     sanitize: bool = True
     memory_limit: int = 4 << 30
     max_incidents: int = 64
+    origin: str = ""
     deadline: float | None = None
 
     def __post_init__(self) -> None:

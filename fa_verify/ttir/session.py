@@ -130,9 +130,12 @@ def execute(options: Options = _DEFAULT) -> Iterator[Run]:
     if _running:
         msg = "ttir.execute(...) is already active: executions cannot be nested"
         raise RuntimeError(msg)
+    from fa_verify.ttir.compiler import origin  # noqa: PLC0415 - needs triton's NVIDIA backend
+
     run = Run(options)
     with ExitStack() as stack:
         stack.enter_context(activated())
+        stack.callback(origin.reset, origin.set(options.origin))
         stack.enter_context(pinned(options.config, run.configs))
         _running.append(run)
         stack.callback(_running.clear)

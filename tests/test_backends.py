@@ -1,0 +1,55 @@
+import shutil
+
+import torch
+
+from fa_verify import loader
+from fa_verify.backends.base import Setup
+from fa_verify.backends.cpu import CpuBackend
+from fa_verify.case import Case
+from fa_verify.inputs import materialise
+
+CASE = Case.parse("pass=bwd s=20x33 d=80 dtype=float16 mask=causal seed=3")
+
+
+def run(kernel, case=CASE, **setup):
+    inputs = materialise(case)
+    return CpuBackend().run(kernel, case.problem, inputs, Setup(**setup), backward=case.backward)
+
+
+def flash():
+    (kernel,) = loader.load("kernels/flash_attention.py:flash")
+    return kernel
+
+
+def test_a_right_kernel_leaves_no_incident_and_writes_everything():
+    execution = run(flash())
+    assert (execution.error, execution.incidents, execution.unwritten) == ("", (), {})
+    assert execution.grads.dq.shape == CASE.problem.shape_q
+    assert execution.configs > 1
+
+
+def test_every_configuration_is_pinned_alone():
+    texts = {run(flash(), config=index).config for index in range(run(flash()).configs)}
+    assert len(texts) > 1
+
+
+def test_schedules_give_a_deterministic_kernel_the_same_bits():
+    first, second = run(flash()), run(flash(), schedule="shuffled:5")
+    assert torch.equal(first.outputs.o, second.outputs.o)
+    assert torch.equal(first.grads.dk, second.grads.dk)
+
+
+def test_incidents_name_the_file_of_this_copy_of_a_kernel(tmp_path):
+    # Triton's disk cache is keyed by the text of a source: the second copy finds the first one's.
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        shutil.copytree("kernels", folder)
+        tiles = (folder / "tiles.py").read_text()
+        assert tiles.count("mask=rows_inside & columns_inside, other=0.0") == 1
+        (folder / "tiles.py").write_text(
+            tiles.replace("mask=rows_inside & columns_inside, other=0.0", "mask=columns_inside")
+        )
+        (kernel,) = loader.load(f"{folder / 'flash_attention.py'}:flash")
+        execution = run(kernel, Case.parse("pass=fwd s=20x33 d=72 dtype=float16 seed=3"))
+        assert {incident.kind for incident in execution.incidents} >= {"out-of-bounds-read"}
+        assert {incident.file for incident in execution.incidents} == {str(folder / "tiles.py")}

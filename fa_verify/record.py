@@ -29,7 +29,8 @@ class TensorStats(msgspec.Struct, frozen=True, kw_only=True):
             inf: a NaN or inf where a number is due counts as the largest float.
         ratio_prob: Largest err/bound under the probabilistic bound.
         ratio_median: Median err/bound (deterministic) over elements with a bound.
-        ulp: Largest error in ulps of the output format at the reference.
+        ulp: Largest error in ulps of the output format, at the largest reference of its row (of
+            lse: at the reference).
         bias: Mean signed err/bound.
         rule_2x: Error over flash-attn's allowance (twice that of a half-precision PyTorch), for
             readers who know that rule; None when not computed.

@@ -32,7 +32,7 @@ def _largest(dtype: str) -> float:
 def ulp(reference: torch.Tensor, dtype: str) -> torch.Tensor:
     """The spacing of a format at the reference, ``2^(max(floor(log2|x|), emin) - p + 1)``.
 
-    It is the subnormals' spacing at zero (frexp gives zero the exponent 0: NUMERICS section 7).
+    It is the subnormals' spacing at zero (frexp gives zero the exponent 0).
     """
     precision, emin = _FORMATS[dtype]
     exponent = torch.frexp(reference).exponent - 1
@@ -191,7 +191,7 @@ _CACHE: weakref.WeakKeyDictionary[Trial, dict[str, Comparison]] = weakref.WeakKe
 def comparisons(trial: Trial) -> dict[str, Comparison]:
     """Every observed tensor beside its bound, o and lse first; computed once a trial.
 
-    Gradients are judged given the observed o and lse, which is sharper (NUMERICS section 2), unless
+    Gradients are judged given the observed o and lse, which is sharper (docs/bounds.md, B22), unless
     the forward pass is already wrong: a conditional reference would then follow the kernel into its
     error, so they are judged against the end-to-end reference.
     """

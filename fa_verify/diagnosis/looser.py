@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["looser"]
 
 _MAX_LOGITS = 1 << 20  # each try is one more bound
-_POLYNOMIAL_EXP2 = 1472.0  # a degree-3 polynomial (NUMERICS section 6)
+_POLYNOMIAL_EXP2 = 1472.0  # a degree-3 polynomial in float32, in units of 2^-24
 
 
 def looser(trial: Trial) -> str:

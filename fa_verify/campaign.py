@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import pebble
 
 from fa_verify import distribution, worker
-from fa_verify.backends.base import Setup
+from fa_verify.backends.base import FAULT, Setup
 from fa_verify.case import Case
 from fa_verify.record import CaseRecord, FailureRecord, Shrunk
 from fa_verify.strategies import shrink
@@ -134,7 +134,7 @@ class _Pool:
         except pebble.ProcessExpired as error:
             failure = FailureRecord(
                 check="crash",
-                title="the worker died",
+                title="the worker died" if error.exitcode != FAULT else "the card faulted",
                 message=f"the process running this case ended with exit code {error.exitcode}",
             )
         except Exception as error:  # noqa: BLE001 - the worker itself broke (kernel import, protocol)

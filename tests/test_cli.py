@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fa_verify import cli
 
@@ -89,11 +90,14 @@ def test_a_file_without_kernels_verifies_nothing(tmp_path):
         ["check", "tests/targets/plain.py", "--cases", "0"],
         ["replay", "tests/targets/plain.py:right", "pass=fwd s=1x1 d=999 dtype=float16 seed=0"],
         ["replay", "tests/targets/plain.py:right", "__import__('os').system('true')"],
+        ["check", "tests/targets/plain.py", "--backend", "cuda"],
         ["report", "none.jsonl"],
         ["nonsense"],
     ],
 )
 def test_misuse_exits_with_2(arguments, capsys):
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a device")
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
     assert stop.value.code == 2, capsys.readouterr()
@@ -104,3 +108,14 @@ def test_list_shows_what_a_kernel_declares(capsys):
         cli.main(["list", "tests/targets/plain.py"])
     assert stop.value.code == 0
     assert "tests/targets/plain.py:right" in capsys.readouterr().out
+
+
+def test_a_killed_run_keeps_what_it_recorded(tmp_path):
+    command = [sys.executable, "-u", "-c", "from fa_verify.cli import main; main()"]
+    options = ["check", "tests/targets/plain.py:right", "--report", str(tmp_path), "-n", "1"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()  # the first case is done
+        process.kill()
+    code, output = run("report", str(tmp_path), "-o", str(tmp_path / "again"))
+    assert code == 0, output
+    assert "killed" in (tmp_path / "again" / "report.md").read_text()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fa_verify.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from fa_verify.backends.base import Backend
 
@@ -11,12 +13,20 @@ __all__ = ["make", "resolve"]
 
 
 def resolve(name: str) -> str:
-    """Turn auto into cuda where torch sees a device, else cpu."""
+    """Turn auto into cuda where torch sees a device, else cpu.
+
+    Raises:
+        InvalidInputError: cuda was asked for and torch sees no device.
+    """
     import torch  # noqa: PLC0415 - only this question needs it
 
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return name
+    if name == "cpu":
+        return name
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        msg = "backend='cuda': torch sees no CUDA device; use --backend cpu"
+        raise InvalidInputError(msg)
+    return "cuda" if available else "cpu"
 
 
 def make(name: str, *, seconds: float | None = None, memory: int = 8 << 30) -> Backend:
@@ -30,7 +40,7 @@ def make(name: str, *, seconds: float | None = None, memory: int = 8 << 30) -> B
     Raises:
         InvalidInputError: cuda was asked for and torch sees no device.
     """
-    if name == "cuda":
+    if resolve(name) == "cuda":
         from fa_verify.backends.cuda import CudaBackend  # noqa: PLC0415 - needs a device
 
         return CudaBackend()

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from fa_verify.kernel import Grads, Kernel, Outputs
     from fa_verify.problem import Problem
 
-__all__ = ["Backend", "Execution", "Incident", "Setup"]
+__all__ = ["FAULT", "Backend", "Execution", "Incident", "Setup"]
+
+FAULT = 71  # exit code of a process whose kernel faulted on the card
 
 _KEYS = ("backend", "config", "schedule", "float")
 

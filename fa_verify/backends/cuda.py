@@ -17,9 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.autotuner import Autotuner
 
-from fa_verify.backends.base import Execution
+from fa_verify.backends.base import FAULT, Execution
 from fa_verify.backends.call import call
-from fa_verify.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
     from fa_verify.kernel import Kernel
     from fa_verify.problem import Problem
 
-__all__ = ["FAULT", "CudaBackend"]
-
-FAULT = 71  # exit code of a process whose kernel faulted on the card
+__all__ = ["CudaBackend"]
 
 # Bit patterns that no right kernel writes from finite inputs: quiet NaNs with a payload, and for
 # integers a large odd number that is out of range as an index.
@@ -57,17 +54,11 @@ class CudaBackend:
 
     Attributes:
         device: "cuda".
-
-    Raises:
-        InvalidInputError: torch sees no CUDA device.
     """
 
     device = "cuda"
 
     def __init__(self) -> None:
-        if not torch.cuda.is_available():
-            msg = "backend='cuda': torch sees no CUDA device; use --backend cpu"
-            raise InvalidInputError(msg)
         # Autograd's thread has no context before its first cuBLAS call; torch then sets it.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
 

@@ -1,6 +1,6 @@
 """One flash forward on the CPU: `fa_verify.ttir`, checks on, against Triton's interpreter.
 
-Both in processes of their own, one thread each, in turns; the ratio of the best times is the result.
+Both in processes of their own, one thread each, in turns; the ratio of the best times counts.
 
     python benchmarks/executor_vs_interpreter.py [--seqlen 1024] [--heads 2] [--rounds 2]
 """

@@ -191,7 +191,7 @@ _CACHE: weakref.WeakKeyDictionary[Trial, dict[str, Comparison]] = weakref.WeakKe
 def comparisons(trial: Trial) -> dict[str, Comparison]:
     """Every observed tensor beside its bound, o and lse first; computed once a trial.
 
-    Gradients are judged given the observed o and lse, which is sharper (docs/bounds.md, B22), unless
+    Gradients are judged given the observed o and lse, which is sharper (docs/bounds.md B22), unless
     the forward pass is already wrong: a conditional reference would then follow the kernel into its
     error, so they are judged against the end-to-end reference.
     """

@@ -53,3 +53,20 @@ def test_incidents_name_the_file_of_this_copy_of_a_kernel(tmp_path):
         execution = run(kernel, Case.parse("pass=fwd s=20x33 d=72 dtype=float16 seed=3"))
         assert {incident.kind for incident in execution.incidents} >= {"out-of-bounds-read"}
         assert {incident.file for incident in execution.incidents} == {str(folder / "tiles.py")}
+
+
+def test_a_configuration_that_does_not_fit_gives_way_to_the_next(tmp_path):
+    shutil.copytree("kernels", tmp_path / "k")
+    path = tmp_path / "k" / "forward.py"
+    text = path.read_text()
+    assert text.count("    blocks = tl.cdiv(seqlen_q, BLOCK_M)\n") == 1
+    path.write_text(
+        text.replace(
+            "    blocks = tl.cdiv(seqlen_q, BLOCK_M)\n",
+            "    tl.static_assert(BLOCK_M != 128)\n    blocks = tl.cdiv(seqlen_q, BLOCK_M)\n",
+        )
+    )
+    (kernel,) = loader.load(f"{tmp_path / 'k' / 'flash_attention.py'}:flash")
+    execution = run(kernel, Case.parse("pass=fwd s=20x33 d=64 dtype=float16 seed=3"), config=0)
+    assert execution.error == ""
+    assert "BLOCK_M=64" in execution.config

@@ -6,7 +6,6 @@ started it records the case and starts another.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -15,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime.autotuner import Autotuner
 
 from fa_verify.backends.base import FAULT, Execution
 from fa_verify.backends.call import call
+from fa_verify.ttir.autotune import pinned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fa_verify.backends.base import Setup
     from fa_verify.inputs import Inputs
     from fa_verify.kernel import Kernel
@@ -67,7 +64,9 @@ class CudaBackend:
     ) -> Execution:
         """Run forward and, if asked, backward, and wait for the card."""
         start = time.perf_counter()
-        with _Poisoned(), _pinned(setup.config) as offered:  # type: ignore[no-untyped-call]
+        configs: dict[str, int] = {}
+        chosen: dict[str, str] = {}
+        with _Poisoned(), pinned(setup.config, configs, chosen):  # type: ignore[no-untyped-call]
             called = call(kernel, problem, inputs, backward=backward)
         try:
             torch.cuda.synchronize()
@@ -92,8 +91,8 @@ class CudaBackend:
             error=called.error,
             error_kind=called.error_kind,
             stage=called.stage,
-            config="; ".join(f"{name}({config})" for name, (config, _) in offered.items()),
-            configs=max((count for _, count in offered.values()), default=1),
+            config="; ".join(f"{name}({config})" for name, config in chosen.items()),
+            configs=max(configs.values(), default=1),
             seconds=time.perf_counter() - start,
         )
 
@@ -115,35 +114,3 @@ def _poison_left(tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(tensor, dtype=torch.bool)
     integer, pattern = _POISON[tensor.dtype]
     return tensor.view(integer) == pattern
-
-
-@contextlib.contextmanager
-def _pinned(index: int) -> Iterator[dict[str, tuple[str, int]]]:
-    """Make every autotuner run its ``index``-th configuration, modulo how many it offers.
-
-    Yields:
-        Function name to (the configuration as text, how many there are), filled as they run.
-    """
-    offered: dict[str, tuple[str, int]] = {}
-    original = Autotuner.run
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
-        configs = self.prune_configs(kwargs)
-        if not configs:
-            msg = "autotune: pruning left no configuration"
-            raise ValueError(msg)
-        config = configs[index % len(configs)]
-        offered[self.base_fn.__name__] = (str(config), len(configs))
-        self.best_config = config
-        if config.pre_hook is not None:
-            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
-        result = self.fn.run(*args, **kwargs, **config.all_kwargs())
-        self.nargs = None
-        return result
-
-    Autotuner.run = run
-    try:
-        yield offered
-    finally:
-        Autotuner.run = original

@@ -6,43 +6,76 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# What Triton's autotuner takes as "this configuration does not fit here", and goes on.
+_DOES_NOT_FIT = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
+
 
 @contextmanager
-def pinned(index: int, configs: dict[str, int]) -> Iterator[None]:
-    """Run configuration `index` modulo the number offered; note that number in `configs`.
+def pinned(
+    index: int, configs: dict[str, int], chosen: dict[str, str] | None = None
+) -> Iterator[None]:
+    """Run configuration `index` modulo the number offered.
 
     If the tuner's early_config_prune rejects that configuration for the arguments at hand, the
-    index counts among those it keeps. As on a GPU, reset_to_zero takes effect when a key is tuned,
-    that is the first time it is seen, and not after.
+    index counts among those it keeps. Where it does not fit (as Triton's autotuner means it) the
+    next one runs. As on a GPU, reset_to_zero takes effect when a key is tuned, that is the first
+    time it is seen, and not after.
+
+    Args:
+        index: Which.
+        configs: Function name to the number offered; filled as functions run.
+        chosen: Function name to the configuration that ran; filled likewise.
     """
     tuned: set[tuple[Any, ...]] = set()
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        configs[self.base_fn.__name__] = len(self.configs)
-        config = self.configs[index % len(self.configs)]
-        if len(self.configs) > 1:
-            if self.early_config_prune is not None:
-                kept = self.early_config_prune(self.configs, self.nargs, **kwargs)
-                if config not in kept:
-                    config = kept[index % len(kept)]
-            every = {**self.nargs, **kwargs}
-            key = (id(self), *(str(every.get(k)) for k in self.keys),
-                   *(str(v.dtype) for v in every.values() if hasattr(v, "dtype")))  # fmt: skip
-            if key not in tuned:
-                tuned.add(key)
-                self.pre_hook({**every, **config.all_kwargs()}, reset_only=True)
-        self.best_config = config
-        if config.pre_hook is not None:
-            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
-        result = self.fn.run(*args, **kwargs, **config.all_kwargs())
-        self.nargs = None
-        return result
+        name = self.base_fn.__name__
+        configs[name] = len(self.configs)
+        unfit: Exception | None = None
+        for config in _in_turn(self, index, kwargs):
+            every = {**self.nargs, **kwargs, **config.all_kwargs()}
+            if len(self.configs) > 1:
+                values = {**self.nargs, **kwargs}
+                key = (id(self), *(str(values.get(k)) for k in self.keys),
+                       *(str(v.dtype) for v in values.values() if hasattr(v, "dtype")))  # fmt: skip
+                if key not in tuned:
+                    tuned.add(key)
+                    self.pre_hook(every, reset_only=True)
+            if config.pre_hook is not None:
+                config.pre_hook(every)
+            try:
+                result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+            except _DOES_NOT_FIT as error:
+                unfit = error
+                continue
+            self.best_config, self.nargs = config, None
+            if chosen is not None:
+                chosen[name] = str(config)
+            return result
+        if unfit is not None:
+            raise unfit
+        msg = f"{name}: early_config_prune left no configuration"
+        raise ValueError(msg)
 
     with patch.object(Autotuner, "run", run):
         yield
+
+
+def _in_turn(tuner: Any, index: int, kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The pinned configuration, then the others in the order offered, round and round once."""
+    kept = tuner.configs
+    config = kept[index % len(kept)]
+    if len(kept) > 1 and tuner.early_config_prune is not None:
+        kept = tuner.early_config_prune(kept, tuner.nargs, **kwargs)
+        if kept and config not in kept:
+            config = kept[index % len(kept)]
+    first = kept.index(config) if kept else 0
+    yield from (*kept[first:], *kept[:first])

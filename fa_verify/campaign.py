@@ -11,14 +11,17 @@ import dataclasses
 import itertools
 import multiprocessing
 import time
+import zlib
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import pebble
 
 from fa_verify import distribution, worker
 from fa_verify.backends.base import FAULT, Setup
 from fa_verify.case import Case
+from fa_verify.diagnosis import SIMULATED
 from fa_verify.record import CaseRecord, FailureRecord, Shrunk
 from fa_verify.strategies import shrink
 from fa_verify.verdict import Verdict
@@ -29,11 +32,12 @@ if TYPE_CHECKING:
 
     from fa_verify.kernel import Kernel
 
-__all__ = ["Listener", "Plan", "run"]
+__all__ = ["Listener", "Plan", "replay", "run"]
 
 # Cases drawn from one seed; the next shard's seed follows from the run's. A multiple of 2, 3, 4, 6
 # and 8, so that on CUDA a form meets one configuration only.
 _SHARD = 96
+_CONFIGS = 840  # a multiple of every number of configurations up to 8
 _TURN = 16  # cases of one kernel before the next kernel's turn
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
 # Compiled forms of each kernel in a CUDA run: a form costs some seconds to compile, a case that
@@ -225,9 +229,15 @@ def _work(
 
 
 def _setup(plan: Plan, index: int) -> Setup:
-    """Every configuration in turn, modulo how many the kernel turns out to have."""
-    model = "hopper" if plan.backend == "cpu" else "hardware"
-    return Setup(backend=plan.backend, config=index, float_model=model)
+    """A configuration for each case, modulo how many the kernel turns out to have.
+
+    On the CPU it is scattered: the classes of shape follow the index too, and a configuration must
+    meet them all. On CUDA a form meets one configuration only (`_SHARD`).
+    """
+    if plan.backend == "cuda":
+        return Setup(backend="cuda", config=index, float_model="hardware")
+    scattered = zlib.crc32(f"{plan.seed} {index}".encode())
+    return Setup(backend=plan.backend, config=scattered % _CONFIGS)
 
 
 def _cases(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
@@ -292,7 +302,33 @@ def _shrink(pool: _Pool, kernel: Kernel, record: CaseRecord, plan: Plan) -> Shru
     if found:
         shrink(case, fails, capabilities=kernel.takes, max_seconds=plan.shrink_seconds)
     explained = run(Case.parse(best.case), search=found, explain=True)
-    return Shrunk(original=record.case, record=explained if explained.failures else best)
+    if not explained.failures:
+        return Shrunk(original=record.case, record=best)
+    if best is not record:
+        explained = _informed(explained, run(case, search=found, explain=True))
+    return Shrunk(original=record.case, record=explained)
+
+
+def _informed(small: CaseRecord, original: CaseRecord) -> CaseRecord:
+    """The small case's record with the causes that only the original's many elements tell apart."""
+    causes = {
+        (f.check, f.title): f.diagnosis for f in original.failures if SIMULATED in f.diagnosis
+    }
+    failures = tuple(
+        msgspec.structs.replace(f, diagnosis=causes.get((f.check, f.title), f.diagnosis))
+        for f in small.failures
+    )
+    return msgspec.structs.replace(small, failures=failures)
+
+
+def replay(kernel: Kernel, case: Case, setup: Setup, plan: Plan, *, drawn: bool) -> CaseRecord:
+    """One case again, in a worker of its own, with its likely cause."""
+    pool = _Pool(plan)
+    try:
+        future = pool.submit(kernel, case, setup, search=not drawn, explain=True)
+        return pool.result(future, kernel, case, setup)
+    finally:
+        pool.stop()
 
 
 def _record(

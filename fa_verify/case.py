@@ -113,12 +113,16 @@ class Case:
                 msg = f"token={token!r}: a case is KEY=VALUE once each, keys {', '.join(_KEYS)}"
                 raise InvalidInputError(msg)
             tokens[key] = value
+        missing = [key for key in ("pass", "s", "d", "dtype", "seed") if key not in tokens]
+        if missing:
+            msg = f"case={text!r}: {', '.join(missing)} missing; copy the whole replay line"
+            raise InvalidInputError(msg)
         try:
             return cls._from_tokens(tokens)
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             if isinstance(error, InvalidInputError):
                 raise
-            msg = f"case={text!r}: cannot be read ({error!r}); copy the whole replay line"
+            msg = f"case={text!r}: cannot be read ({error}); copy the whole replay line"
             raise InvalidInputError(msg) from error
 
     @classmethod

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from fa_verify import backends, campaign, loader, worker
+from fa_verify import backends, campaign, loader
 from fa_verify.backends.base import Setup
 from fa_verify.case import Case
 from fa_verify.errors import KernelLoadError
@@ -155,6 +155,7 @@ def replay(target: str, case: str, setup: str, *, source: str, drawn: bool, time
     """Run one case, explain what is wrong with it, return the exit code."""
     console = Console(highlight=False)
     parsed, how = Case.parse(case), Setup.parse(setup)
+    backends.resolve(how.backend)
     kernels = loader.load(target)
     if len(kernels) != 1:
         msg = f"target={target!r}: names {len(kernels)} kernels; replay needs file.py:NAME"
@@ -164,8 +165,8 @@ def replay(target: str, case: str, setup: str, *, source: str, drawn: bool, time
             f"note: the source has changed since this line was written "
             f"({source} then, {kernels[0].source_hash} now)", markup=False,
         )  # fmt: skip
-    worker.start(timeout, _memory(1), cap=False)
-    record = worker.run(target, str(parsed), str(how), independent=drawn, explain=True)
+    plan = campaign.Plan(backend=how.backend, timeout=timeout, memory=_memory(1))
+    record = campaign.replay(kernels[0], parsed, how, plan, drawn=drawn)
     lines: list[Line] = [start_line([target], parsed.seed, how.backend), record]
     lines.append(End(seconds=sum(record.seconds.values()), cases=1, exit_code=0))
     summary = summarise(lines)

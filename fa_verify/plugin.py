@@ -125,6 +125,9 @@ class _Run:
             self._kernels = [kernel for target in targets for kernel in load(target)]
         except (InvalidInputError, KernelLoadError) as error:
             raise pytest.UsageError(str(error)) from error
+        if not self._kernels:
+            msg = f"--kernel={', '.join(targets)}: no Kernel found, nothing would be verified"
+            raise pytest.UsageError(msg)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Kernel x dtype x pass x shard."""

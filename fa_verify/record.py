@@ -130,10 +130,20 @@ class Writer:
     """Appends lines to a file, each flushed at once."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file for appending; its folder is made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Open the file for appending; its folder is made.
+
+        Raises:
+            InvalidInputError: It cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = path.open("ab")
+        except OSError as error:
+            msg = (
+                f"record={str(path)!r}: cannot be written ({error.strerror}); choose another folder"
+            )
+            raise InvalidInputError(msg) from error
         self.path = path
-        self._file: IO[bytes] = path.open("ab")
         self._encoder = msgspec.json.Encoder()
 
     def write(self, line: Line) -> None:

@@ -39,7 +39,7 @@ def test_the_order_of_tokens_does_not_matter():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "KeyError"),
+        ("", "pass, s, d, dtype, seed missing"),
         (LINE, "seed"),
         (f"{LINE} seed=x", "seed=x"),
         (f"{LINE} seed=7 seed=7", "token='seed=7'"),

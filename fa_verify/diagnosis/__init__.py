@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fa_verify.diagnosis import explain, incidents, patterns
 from fa_verify.diagnosis.evidence import gather
+from fa_verify.diagnosis.explain import SIMULATED
 from fa_verify.diagnosis.looser import looser
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from fa_verify.trial import Trial
     from fa_verify.verdict import Failure
 
-__all__ = ["diagnose"]
+__all__ = ["SIMULATED", "diagnose"]
 
 _FORWARD = ("o", "lse")
 _GRADIENTS = ("dq", "dk", "dv")

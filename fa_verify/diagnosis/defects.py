@@ -48,6 +48,14 @@ def shared(problem: Problem) -> Iterator[tuple[str, Knobs]]:
     yield "softmax_scale is ignored: 1/sqrt(head_dim) is used", Knobs(scale=default)
     yield "the scale is 1/sqrt of the padded head_dim", Knobs(scale=padded)
     yield "the sign of softmax_scale is lost", Knobs(scale=abs(scale))
+    if problem.dtype == "float32" and problem.dot_precision == "ieee":
+        yield (
+            (
+                "the dots are in TF32, Triton's default for float32: pass input_precision='ieee', "
+                "or declare dot_precisions=('tf32',)"
+            ),
+            Knobs(tf32="truncate"),
+        )
     if problem.softcap:
         yield "the softcap is missing", Knobs(softcap=False)
     yield from _masks(problem)

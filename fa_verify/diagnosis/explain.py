@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from fa_verify.diagnosis.hypotheses import Hypothesis, Prediction
     from fa_verify.trial import Trial
 
-__all__ = ["Explanation", "backward", "forward"]
+__all__ = ["SIMULATED", "Explanation", "backward", "forward"]
+
+SIMULATED = "a model with this defect"  # in the text of every cause that a simulation found
 
 # A right hypothesis explains all but the elements where a rounding flips; chance agreement of a
 # wrong one is far below. Accumulators in 16 bits are the hardest: each step's rounding depends on
@@ -41,7 +43,7 @@ class Explanation:
         """The sentence with its evidence."""
         gain = f"{self.fit.gain:.2g}" if self.fit.gain < _MANY else f"over {_MANY:g}"
         return (
-            f"{self.hypothesis.sentence} (a model with this defect comes {gain} times closer than "
+            f"{self.hypothesis.sentence} ({SIMULATED} comes {gain} times closer than "
             f"the reference and agrees with {100 * self.fit.explained:.3g}% of all elements)"
         )
 

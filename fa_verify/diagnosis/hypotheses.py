@@ -57,7 +57,7 @@ def _declared(trial: Trial, problem: Problem, knobs: Knobs) -> Knobs:
         knobs,
         p_dtype=knobs.p_dtype or _format(arithmetic.p_dtype, problem),
         ds_dtype=knobs.ds_dtype or _format(arithmetic.ds_dtype, problem),
-        tf32=_tf32(trial) if problem.dot_precision == "tf32" else "",
+        tf32=knobs.tf32 or (_tf32(trial) if problem.dot_precision == "tf32" else ""),
     )
 
 

@@ -62,6 +62,10 @@ def _outside(incident: Incident, problem: Problem) -> str:
             f"no boundary handling: the {instruction} of {name} {verb} outside the tensor; its "
             "mask is missing or wrong"
         )
+    if "no mask" in incident.detail:
+        return (
+            f"no boundary handling: the {instruction} of {name} {verb} past the end, without a mask"
+        )
     for axis in reversed(range(len(shape))):
         if not 0 <= where[axis] < shape[axis]:
             bound = ("batch", "heads", "seqlen_k" if key_like else "seqlen_q", "head_dim")[axis]

@@ -56,8 +56,8 @@ def caveats(summary: Summary) -> list[str]:
         f"{kernel}: results of several versions of its source are mixed."
         for kernel in summary.mixed
     )
-    if summary.repeats:
-        found.append(f"{plural(summary.repeats, 'case')} repeat others: the same run twice?")
+    if 0 < summary.cases <= 2 * summary.repeats:  # fewer: shards share their first case
+        found.append(f"{plural(summary.repeats, 'case')} ran twice: the same run twice?")
     if summary.total[Verdict.ERROR] and summary.failed:
         found.append(f"The harness broke on {plural(summary.total[Verdict.ERROR], 'case')}.")
     if summary.verified:

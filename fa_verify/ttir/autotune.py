@@ -25,15 +25,14 @@ def pinned(
 
     If the tuner's early_config_prune rejects that configuration for the arguments at hand, the
     index counts among those it keeps. Where it does not fit (as Triton's autotuner means it) the
-    next one runs. As on a GPU, reset_to_zero takes effect when a key is tuned, that is the first
-    time it is seen, and not after.
+    next one runs. Nothing is tuned, so reset_to_zero zeroes nothing, as in every launch on a GPU
+    but the first of a key: a launcher that relies on it is wrong from the second call on.
 
     Args:
         index: Which.
         configs: Function name to the number offered; filled as functions run.
         chosen: Function name to the configuration that ran; filled likewise.
     """
-    tuned: set[tuple[Any, ...]] = set()
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
@@ -41,16 +40,8 @@ def pinned(
         configs[name] = len(self.configs)
         unfit: Exception | None = None
         for config in _in_turn(self, index, kwargs):
-            every = {**self.nargs, **kwargs, **config.all_kwargs()}
-            if len(self.configs) > 1:
-                values = {**self.nargs, **kwargs}
-                key = (id(self), *(str(values.get(k)) for k in self.keys),
-                       *(str(v.dtype) for v in values.values() if hasattr(v, "dtype")))  # fmt: skip
-                if key not in tuned:
-                    tuned.add(key)
-                    self.pre_hook(every, reset_only=True)
             if config.pre_hook is not None:
-                config.pre_hook(every)
+                config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
             try:
                 result = self.fn.run(*args, **kwargs, **config.all_kwargs())
             except _DOES_NOT_FIT as error:

@@ -215,7 +215,7 @@ def test_runs_of_several_versions_of_a_kernel_are_not_mixed_in_silence(line):
 
 def test_a_case_that_ran_twice_is_not_two_cases_in_silence(line):
     assert summarise([line(CASE), line(CASE), line(SMALL)]).repeats == 1
-    assert "repeat" in " ".join(caveats(summarise([line(CASE), line(CASE)])))
+    assert "ran twice" in " ".join(caveats(summarise([line(CASE), line(CASE)])))
 
 
 def test_the_total_of_a_case_is_no_stage(line):

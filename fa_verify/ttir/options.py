@@ -46,8 +46,9 @@ class Options:
             an access outside its argument is still never carried out, but no longer reported.
         memory_limit: Bytes of live intermediates; programs run in smaller waves to honour it.
         max_incidents: Incidents kept; more of the same kind, kernel, line and argument only count.
-        origin: Where the kernels come from, any text. Kernels of another origin do not share
-            Triton's disk cache, so that incidents name this origin's files and not a copy's.
+        origin: Where the kernels come from, any text; "" is the working folder. Kernels of another
+            origin do not share Triton's disk cache, so that incidents name this origin's files and
+            not a copy's.
         deadline: A `time.monotonic()` moment after which `TimeLimit` is raised.
     """
 

@@ -7,6 +7,7 @@ torch.cuda's answers, torch's dispatch) and puts it back.
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import triton
@@ -135,7 +136,7 @@ def execute(options: Options = _DEFAULT) -> Iterator[Run]:
     run = Run(options)
     with ExitStack() as stack:
         stack.enter_context(activated())
-        stack.callback(origin.reset, origin.set(options.origin))
+        stack.callback(origin.reset, origin.set(options.origin or str(Path.cwd())))
         stack.enter_context(pinned(options.config, run.configs))
         _running.append(run)
         stack.callback(_running.clear)

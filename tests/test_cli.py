@@ -91,6 +91,7 @@ def test_a_file_without_kernels_verifies_nothing(tmp_path):
         ["replay", "tests/targets/plain.py:right", "pass=fwd s=1x1 d=999 dtype=float16 seed=0"],
         ["replay", "tests/targets/plain.py:right", "__import__('os').system('true')"],
         ["check", "tests/targets/plain.py", "--backend", "cuda"],
+        ["check", "tests/targets/plain.py", "--report", "/proc/none"],
         ["report", "none.jsonl"],
         ["nonsense"],
     ],

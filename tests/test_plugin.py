@@ -71,3 +71,10 @@ def test_a_kernel_that_fails_once_only_is_found_not_deterministic(tmp_path):
     assert result.returncode == 1, result.stdout + result.stderr
     assert "not deterministic" in result.stdout
     assert "smallest case: pass=fwd" in result.stdout
+
+
+def test_a_file_without_kernels_is_misuse_not_a_green_run(tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    result = pytest_run("--kernel", str(tmp_path / "empty.py"), "--fa-report", str(tmp_path))
+    assert result.returncode == 4, result.stdout + result.stderr
+    assert "no Kernel found" in result.stdout + result.stderr

@@ -123,6 +123,12 @@ MUTANTS = (
         dtypes=("float16",),
     ),
     Mutant(
+        "TF32 where ieee was asked",
+        "the dots are in TF32",
+        (('problem.dot_precision if problem.dtype == "float32" else "tf32"', '"tf32"'),),
+        dtypes=("float32",),
+    ),
+    Mutant(
         "scale missing",
         "softmax_scale is missing",
         (('"softmax_scale": _scale(problem.scale),', '"softmax_scale": 1.0,'),),

@@ -1,43 +1,48 @@
-"""torch.cuda's answers while the executor is active on a machine without CUDA.
+"""torch.cuda's answers while the executor is active on a machine without CUDA: one H200's.
 
-Kernel launchers ask for capabilities, multiprocessor counts, streams and device guards; they get an
-H100's. Where CUDA is available nothing is replaced.
+Kernel launchers ask for capabilities, multiprocessor counts, streams, events, memory and device
+guards. Where CUDA is available nothing is replaced. That tensors asked for on "cuda" are made on
+the CPU is not decided here.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
-from unittest.mock import patch
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-# H100 SXM: 132 SMs, 227 KiB of shared memory a block (CUDA C Programming Guide, compute capability
-# 9.0).
+NAME = "NVIDIA H200"
+_MEMORY = 141 << 30  # bytes of HBM3e (NVIDIA H200 data sheet: 141 GB)
+# 132 SMs, 227 KiB of shared memory a block (CUDA C Programming Guide, compute capability 9.0);
+# 6144 bit at 3.2 GHz make the data sheet's 4.8 TB/s.
 PROPERTIES = {
     "max_shared_mem": 232448,
     "max_num_regs": 65536,
     "multiprocessor_count": 132,
     "warpSize": 32,
     "sm_clock_rate": 1980000,
-    "mem_clock_rate": 2619000,
-    "mem_bus_width": 5120,
+    "mem_clock_rate": 3201000,
+    "mem_bus_width": 6144,
 }
 _TORCH_PROPERTIES = SimpleNamespace(
-    name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=80 << 30,
+    name=NAME, major=9, minor=0, total_memory=_MEMORY,
     multi_processor_count=132, warp_size=32, regs_per_multiprocessor=65536,
     max_threads_per_multi_processor=2048,
     max_threads_per_block=1024, shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
     shared_memory_per_multiprocessor=233472, L2_cache_size=50 << 20, is_integrated=0,
-    is_multi_gpu_board=0, gcnArchName="",
+    is_multi_gpu_board=0, gcnArchName="", clock_rate=1980000, memory_clock_rate=3201000,
+    memory_bus_width=6144, uuid="GPU-00000000-0000-0000-0000-000000000000", pci_bus_id=0,
+    pci_device_id=0, pci_domain_id=0,
 )  # fmt: skip
 
 
-class _Guard:
+class Guard:
     """Stands for torch.cuda.device and stream contexts: does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -50,12 +55,21 @@ class _Guard:
         return None
 
 
-class _Stream(_Guard):
+class Stream(Guard):
+    """A queue that is always empty: launches are synchronous."""
+
     cuda_stream = 0
     stream_id = 0
+    device_index = 0
+    device = torch.device("cuda", 0)
+    priority = 0
 
     def synchronize(self) -> None:
         """Nothing runs behind our back."""
+
+    def query(self) -> bool:
+        """Everything has run."""
+        return True
 
     def wait_stream(self, *_: Any) -> None:
         """Nothing runs behind our back."""
@@ -63,14 +77,23 @@ class _Stream(_Guard):
     def wait_event(self, *_: Any) -> None:
         """Nothing runs behind our back."""
 
-    def record_event(self, *_: Any) -> _Event:
+    def record_event(self, event: Event | None = None) -> Event:
         """Return an event that has happened."""
-        return _Event()
+        event = Event() if event is None else event
+        event.record()
+        return event
 
 
-class _Event(_Guard):
+class Event(Guard):
+    """A moment on this machine's own clock."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+        self.moment = time.perf_counter()
+
     def record(self, *_: Any) -> None:
         """Happen."""
+        self.moment = time.perf_counter()
 
     def wait(self, *_: Any) -> None:
         """Have happened."""
@@ -82,27 +105,131 @@ class _Event(_Guard):
         """Have happened."""
         return True
 
-    def elapsed_time(self, _: Any) -> float:
-        """Nothing is timed."""
-        return 0.0
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds of wall time here: says nothing about a GPU, but is never 0."""
+        return max((end.moment - self.moment) * 1e3, 1e-6)
 
 
-def _answers() -> dict[str, Any]:
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+def _distinct(name: str, answer: Any) -> Any:
+    """A twin of `answer` for `name` alone.
+
+    torch.compile's tables, should they be made meanwhile, forbid two names for one object.
+    """
+    if isinstance(answer, type):
+        return answer if answer.__name__ == name else type(name, (answer,), {})
+    return lambda *args, **kwargs: answer(*args, **kwargs)
+
+
+def _cuda() -> dict[str, Any]:
+    """Replacements in torch.cuda."""
+    nothing = _always(None)
+    generator = torch.default_generator
     return {
-        "get_device_capability": lambda *_: (9, 0),
-        "get_device_properties": lambda *_: _TORCH_PROPERTIES,
-        "get_device_name": lambda *_: _TORCH_PROPERTIES.name,
-        "current_device": lambda: 0,
-        "set_device": lambda *_: None,
-        "synchronize": lambda *_: None,
-        "current_stream": lambda *_: _Stream(),
-        "default_stream": lambda *_: _Stream(),
-        "stream": lambda *_: _Guard(),
-        "device": _Guard,
-        "device_of": _Guard,
-        "Stream": _Stream,
-        "Event": _Event,
+        # which device
+        "is_available": _always(True),
+        "is_initialized": _always(True),
+        "init": nothing,
+        "device_count": _always(1),
+        "current_device": _always(0),
+        "set_device": nothing,
+        "get_device_capability": _always((9, 0)),
+        "get_device_properties": _always(_TORCH_PROPERTIES),
+        "get_device_name": _always(NAME),
+        "get_arch_list": _always(["sm_90"]),
+        "is_bf16_supported": _always(True),
+        "is_tf32_supported": _always(True),
+        "can_device_access_peer": _always(False),
+        "clock_rate": _always(PROPERTIES["sm_clock_rate"] // 1000),
+        # order of work
+        "synchronize": nothing,
+        "current_stream": lambda *_, **__: Stream(),
+        "default_stream": lambda *_, **__: Stream(),
+        "set_stream": nothing,
+        "stream": Guard,
+        "StreamContext": Guard,
+        "device": Guard,
+        "device_of": Guard,
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "Event": Event,
+        "is_current_stream_capturing": _always(False),
+        # memory
+        "empty_cache": nothing,
+        "ipc_collect": nothing,
+        "mem_get_info": _always((_MEMORY, _MEMORY)),
+        "memory_allocated": _always(0),
+        "max_memory_allocated": _always(0),
+        "memory_reserved": _always(0),
+        "max_memory_reserved": _always(0),
+        "memory_stats": _always({}),
+        "reset_peak_memory_stats": nothing,
+        "reset_max_memory_allocated": nothing,
+        "reset_accumulated_memory_stats": nothing,
+        # random numbers come from the CPU's generator
+        "manual_seed": generator.manual_seed,
+        "manual_seed_all": generator.manual_seed,
+        "seed": generator.seed,
+        "seed_all": generator.seed,
+        "initial_seed": generator.initial_seed,
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "set_rng_state_all": lambda states: torch.set_rng_state(states[0]),
     }
+
+
+def _accelerator() -> dict[str, Any]:
+    """Replacements in torch.accelerator."""
+    nothing = _always(None)
+    return {
+        "is_available": _always(True),
+        "current_accelerator": _always(torch.device("cuda")),
+        "device_count": _always(1),
+        "current_device_index": _always(0),
+        "current_device_idx": _always(0),
+        "set_device_index": nothing,
+        "set_device_idx": nothing,
+        "device_index": Guard,
+        "get_device_capability": _always((9, 0)),
+        "current_stream": lambda *_, **__: Stream(),
+        "set_stream": nothing,
+        "synchronize": nothing,
+        "empty_cache": nothing,
+        "get_memory_info": _always((_MEMORY, _MEMORY)),
+        "memory_allocated": _always(0),
+        "max_memory_allocated": _always(0),
+        "memory_reserved": _always(0),
+        "max_memory_reserved": _always(0),
+        "memory_stats": _always({}),
+        "reset_peak_memory_stats": nothing,
+        "reset_accumulated_memory_stats": nothing,
+    }
+
+
+# Launchers of other projects ask torch's core for the stream, as Triton's own driver does.
+_CORE = {"_cuda_getCurrentRawStream": _always(0), "_cuda_getDevice": _always(0)}
+_ABSENT = object()
+
+
+def _replaced() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each module's namespace, and the names in it that are replaced."""
+    tables = [(torch.cuda, _cuda())]
+    if hasattr(torch, "accelerator"):
+        tables.append((torch.accelerator, _accelerator()))
+    for module, answers in tables:
+        yield (
+            vars(module),
+            {k: _distinct(k, v) for k, v in answers.items() if hasattr(module, k)},
+        )
+    yield vars(torch.version), {"cuda": "12.8"}
+    yield vars(torch._C), _CORE  # noqa: SLF001
+
+
+_REPLACED = list(_replaced())
 
 
 @contextmanager
@@ -111,5 +238,13 @@ def answering() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
-    with patch.multiple(torch.cuda, **_answers()):
+    saved = [{k: names.get(k, _ABSENT) for k in answers} for names, answers in _REPLACED]
+    try:
+        for names, answers in _REPLACED:
+            names.update(answers)
         yield
+    finally:
+        for (names, _), before in zip(_REPLACED, saved, strict=True):
+            names.update(before)
+            for name in [k for k, v in before.items() if v is _ABSENT]:
+                del names[name]

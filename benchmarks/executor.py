@@ -1,7 +1,7 @@
 """The same launches on Triton's interpreter, on ttsem and on fa_verify's executor, side by side.
 
-Every engine runs in processes of its own, in turns, with one thread; what counts is the shortest time of
-each launch, compiled before. The executor's sanitizer is on.
+Every engine runs in processes of its own, in turns, with one thread; what counts is the shortest
+time of each launch, compiled before. The executor's sanitizer is on.
 
     python benchmarks/executor.py [--rounds 3] [--python-ttsem PYTHON] [--only NAME]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -121,7 +122,7 @@ def _distinct(name: str, answer: Any) -> Any:
     """
     if isinstance(answer, type):
         return answer if answer.__name__ == name else type(name, (answer,), {})
-    return lambda *args, **kwargs: answer(*args, **kwargs)
+    return partial(answer)
 
 
 def _cuda() -> dict[str, Any]:

@@ -17,10 +17,13 @@ import torch
 
 from fa_verify.ttir import (
     control,
+    ops_atomic,
     ops_cast,
     ops_choice,
+    ops_descriptor,
     ops_dot,
     ops_float,
+    ops_host,
     ops_int,
     ops_math,
     ops_memory,
@@ -51,7 +54,8 @@ if TYPE_CHECKING:
 
 RULES: dict[str, Rule] = {
     **ops_choice.RULES, **ops_int.RULES, **ops_float.RULES, **ops_cast.RULES, **ops_math.RULES,
-    **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES, **ops_memory.RULES, **control.RULES,
+    **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES, **ops_memory.RULES,
+    **ops_atomic.RULES, **ops_descriptor.RULES, **ops_host.RULES, **control.RULES,
 }  # fmt: skip
 LIBRARY = "/triton/language/"  # locations under it are attributed to the kernel that called in
 _WAVE_BYTES = 4 << 20  # live tile data of a wave: about one core's share of the outer caches

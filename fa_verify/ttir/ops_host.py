@@ -1,0 +1,57 @@
+"""What a kernel says to its author: prints and assertions; hints and barriers do nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fa_verify.ttir.ir import Op
+    from fa_verify.ttir.lower import Env, Lowering, Rule, Step
+
+
+def print_(op: Op, low: Lowering) -> Step:
+    """tt.print: one line a program."""
+    slots = [low.slot(x) for x in op.operands]
+    prefix = next((w.strip('"') for w in op.words), "")
+    machine = low.machine
+
+    def step(env: Env) -> None:
+        for lane, linear in enumerate(machine.lanes.linear.tolist()):
+            nx, ny, _ = machine.grid
+            values = [env[s] for s in slots]
+            shown = [v[lane if v.shape[0] > 1 else 0] for v in values if isinstance(v, np.ndarray)]
+            at = (linear % nx, linear // nx % ny, linear // (nx * ny))
+            print(f"pid {at}{prefix}{' '.join(map(str, shown))}")  # noqa: T201 - what the kernel asks
+
+    return step
+
+
+def assert_(op: Op, low: Lowering) -> Step:
+    """tt.assert: a failed assertion is an incident; the program goes on."""
+    condition = low.slot(op.operands[0])
+    message = next((w.strip('"') for w in op.words), "")
+    site, machine = low.site(op), low.machine
+
+    def step(env: Env) -> None:
+        test = env[condition]
+        if test.all():
+            return
+        lane = int(np.argmin(test.reshape(test.shape[0], -1).all(axis=1)))
+        machine.accesses.assertion(site, lane, int(np.count_nonzero(~test)), message)
+
+    return step
+
+
+def _nothing(op: Op, low: Lowering) -> None:
+    del op, low
+
+
+RULES: dict[str, Rule] = {
+    "tt.print": print_,
+    "tt.assert": assert_,
+    "gpu.barrier": _nothing,
+    "ttg.barrier": _nothing,
+    "llvm.intr.assume": _nothing,
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,15 +11,16 @@ from fa_verify.ttir.cells import Cells, Planner, Touched, elementwise, outside, 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import CARRIER, RAW, Array, decode, encode, poison
 from fa_verify.ttir.races import Races
+from fa_verify.ttir.reports import Reports
 from fa_verify.ttir.values import Pointer, conjunction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from fa_verify.ttir.argument import Argument
     from fa_verify.ttir.cells import Access
-    from fa_verify.ttir.findings import Findings, Site
+    from fa_verify.ttir.findings import Findings
     from fa_verify.ttir.machine import Machine
-    from fa_verify.ttir.memory import Argument
     from fa_verify.ttir.values import Terms
 
 
@@ -29,51 +29,10 @@ class Accesses:
 
     def __init__(self, machine: Machine, findings: Findings, *, sanitize: bool) -> None:
         """Work for `machine`, reporting to `findings` when `sanitize`."""
-        self.machine, self.findings, self.sanitize = machine, findings, sanitize
+        self.machine, self.sanitize = machine, sanitize
         self.planner = Planner()
         self.races = Races(machine, findings)
-
-    # -- what went wrong
-    def _program(self, lane: int) -> tuple[int, int, int]:
-        return self.machine.position(int(self.machine.lanes.linear[lane]))
-
-    def assertion(self, site: Site, lane: int, count: int, message: str) -> None:
-        """Report a device assertion that failed."""
-        self.findings.add("assertion-failed", site, None, self._program(lane), 0, count, message)
-
-    def overflow(self, site: Site, exact: Array, wrong: Array) -> None:
-        """Report 32-bit arithmetic for an address that wrapped; `exact` is what it should be."""
-        if not self.sanitize:
-            return
-        lane = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-        value = int(exact[lane])
-        detail = f"{value} does not fit 32 bits and becomes part of an address"
-        count = int(np.count_nonzero(wrong))
-        self.findings.add(
-            "integer-overflow", site, None, self._program(int(lane[0])), value, count, detail
-        )
-
-    def _report_outside(
-        self, access: Access, arg: Argument, cells: Cells, wrong: Array, kind: str
-    ) -> None:
-        common = np.broadcast_shapes(cells.index.shape, wrong.shape)
-        index, wrong = np.broadcast_to(cells.index, common), np.broadcast_to(wrong, common)
-        lane = np.unravel_index(int(np.argmax(wrong)), common)
-        count = int(np.count_nonzero(wrong)) * (prod(access.shape) // prod(common[1:]))
-        if common[0] == 1:
-            count *= self.machine.lanes.linear.size
-        offsets = index[wrong]
-        low, high = int(offsets.min()), int(offsets.max())
-        if high >= arg.size or low < 0:
-            beyond = max(high - arg.size + 1, -low)
-            side = "past the end" if high >= arg.size else "before the beginning"
-            detail = f"up to {beyond} element(s) {side} of {arg.name}"
-        else:
-            detail = f"between the elements of {arg.name}"
-        detail += f" (shape {arg.sizes}, strides {arg.strides})"
-        detail += "; the mask let it through" if access.site.masked else "; the access has no mask"
-        program, offset = self._program(int(lane[0])), int(index[lane])
-        self.findings.add(kind, access.site, arg, program, offset, count, detail)
+        self.reports = Reports(machine, findings)
 
     # -- which cells
     def _resolve(
@@ -96,7 +55,7 @@ class Accesses:
             wrong = bad if cells.valid is None else bad & cells.valid
         if wrong.any():
             if self.sanitize:
-                self._report_outside(access, arg, cells, wrong, kind)
+                self.reports.outside(access, arg, cells, wrong, kind)
             cells.valid = ~bad if cells.valid is None else cells.valid & ~bad
         cells.index = np.where(bad, 0, cells.index)
         if cells.axis is not None and arg.size < cells.length:
@@ -143,11 +102,7 @@ class Accesses:
         touched, (written,) = self._touch(access, arg, cells, written)
         missing = ~written
         if missing.any():
-            _, offset, program = touched.first(missing)
-            self.findings.add(
-                "uninitialised-read", access.site, arg, self.machine.position(program - 1), offset,
-                int(np.count_nonzero(missing)), f"nobody wrote this element of {arg.name}",
-            )  # fmt: skip
+            self.reports.unwritten(touched, missing)
 
     @staticmethod
     def _parts(access: Access, pointer: Pointer) -> Iterator[tuple[Argument, Array | None]]:

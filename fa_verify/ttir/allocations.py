@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fa_verify.ttir.memory import span_of
+from fa_verify.ttir.views import span_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +24,8 @@ _EMPTY = frozenset({
     "aten::new_empty_strided", "aten::empty_permuted",
 })  # fmt: skip
 _ODD = 0x5A5A5A5A5A5A5A5B
+# Filling memory makes it resident: beyond this many bytes only the note that nobody wrote is kept.
+_FILLED = 1 << 28
 
 
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -62,6 +64,9 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _poison(self, tensor: torch.Tensor) -> None:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.numel() == 0:
             return
+        self.memory.set_written(tensor, written=False)
+        if span_of(tensor) * tensor.element_size() > _FILLED:
+            return
         flat = tensor.as_strided((span_of(tensor),), (1,), tensor.storage_offset())
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
             flat.fill_(float("nan"))
@@ -71,7 +76,6 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             flat.view(torch.uint8).fill_(0x5B)
         else:
             flat.fill_(_ODD & torch.iinfo(tensor.dtype).max)
-        self.memory.set_written(tensor, written=False)
 
 
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...] | None:

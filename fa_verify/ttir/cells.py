@@ -15,9 +15,9 @@ import numpy as np
 from fa_verify.ttir.values import conjunction, total
 
 if TYPE_CHECKING:
+    from fa_verify.ttir.argument import Argument
     from fa_verify.ttir.findings import Site
     from fa_verify.ttir.floats import Array
-    from fa_verify.ttir.memory import Argument
     from fa_verify.ttir.values import Terms
 
 _SHORTEST_WINDOW = 4

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fa_verify.ttir.options import Incident
 
 if TYPE_CHECKING:
-    from fa_verify.ttir.memory import Argument
+    from fa_verify.ttir.argument import Argument
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +40,10 @@ class Findings:
         offset: int,
         count: int,
         detail: str,
+        *,
+        mask: bool | None = None,
+        distance: int = 0,
+        landed: str = "",
     ) -> None:
         """Record that `count` lanes did something wrong at `site`."""
         name = argument.name if argument is not None else ""
@@ -65,5 +69,8 @@ class Findings:
                 offset=offset,
                 count=count,
                 detail=detail,
+                mask=mask,
+                distance=distance,
+                landed=landed,
             )
         )

@@ -39,7 +39,8 @@ def assert_(op: Op, low: Lowering) -> Step:
         if test.all():
             return
         lane = int(np.argmin(test.reshape(test.shape[0], -1).all(axis=1)))
-        machine.accesses.assertion(site, lane, int(np.count_nonzero(~test)), message)
+        count = int(np.count_nonzero(~test))
+        machine.accesses.reports.program(lane, "assertion-failed", site, count, message)
 
     return step
 

@@ -125,11 +125,11 @@ def muli(op: Op, low: Lowering) -> Step:
     machine, site = low.machine, low.site(op)
 
     def multiply(a: Array, b: Array) -> Array:
-        if _magnitude(a) * _magnitude(b) > _INT32.max:
+        if machine.accesses.sanitize and _magnitude(a) * _magnitude(b) > _INT32.max:
             exact = a.astype(np.int64) * b
             wrong = (exact > _INT32.max) | (exact < _INT32.min)
             if wrong.any():
-                machine.accesses.overflow(site, exact, wrong)
+                machine.accesses.reports.overflow(site, exact, wrong)
         return a * b
 
     return low.binary(op, multiply)
@@ -214,8 +214,8 @@ def wrapped(terms: tuple[Array, ...], machine: Machine, site: Site) -> tuple[Arr
     for term in terms[1:]:
         exact = exact + term
     wrong = (exact > _INT32.max) | (exact < _INT32.min)
-    if wrong.any():
-        machine.accesses.overflow(site, exact, wrong)
+    if machine.accesses.sanitize and wrong.any():
+        machine.accesses.reports.overflow(site, exact, wrong)
     return (exact.astype(np.int32),)
 
 

@@ -93,6 +93,9 @@ class Incident:
         offset: Element offset from the argument's first element.
         count: Lanes in all.
         detail: A sentence more.
+        mask: The mask's value at that element, True since the access took place; None: no mask.
+        distance: How many elements outside the argument, 0 when that means nothing.
+        landed: Which element of another argument lies there, "" if none does: "k_ptr[0, 3]".
     """
 
     kind: str
@@ -106,6 +109,9 @@ class Incident:
     offset: int
     count: int
     detail: str
+    mask: bool | None = None
+    distance: int = 0
+    landed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from fa_verify.ttir import (
     ops_tile,
 )
 from fa_verify.ttir.access import Accesses
+from fa_verify.ttir.argument import Argument
 from fa_verify.ttir.control import Body
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.findings import Findings, Site
@@ -39,9 +40,9 @@ from fa_verify.ttir.hoist import hoist
 from fa_verify.ttir.ir import dismantle
 from fa_verify.ttir.lower import Lowering
 from fa_verify.ttir.machine import Lanes, Machine
-from fa_verify.ttir.memory import Argument, Memory, Tracking
 from fa_verify.ttir.parser import parse
 from fa_verify.ttir.roots import stored_arguments
+from fa_verify.ttir.tracking import Tracking
 from fa_verify.ttir.values import Descriptor, Pointer
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.floats import Array
     from fa_verify.ttir.ir import Op, Type
     from fa_verify.ttir.lower import Rule
+    from fa_verify.ttir.memory import Memory
     from fa_verify.ttir.options import Options
 
 RULES: dict[str, Rule] = {
@@ -155,6 +157,7 @@ class Program:
             self._bind(name, value, type_, memory, arguments)
             for name, value, type_ in zip(names, values, self.types, strict=True)
         ]
+        machine.accesses.reports.arguments, machine.accesses.reports.memory = arguments, memory
         if options.sanitize:
             self._track(bound, arguments)
         body = self._bodies[self.name]

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fa_verify.ttir.memory import MANY
+from fa_verify.ttir.tracking import MANY
 
 if TYPE_CHECKING:
     from fa_verify.ttir.cells import Touched
     from fa_verify.ttir.findings import Findings
     from fa_verify.ttir.floats import Array
     from fa_verify.ttir.machine import Machine
-    from fa_verify.ttir.memory import Tracking
+    from fa_verify.ttir.tracking import Tracking
 
 
 class Order:

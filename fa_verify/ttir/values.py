@@ -20,7 +20,7 @@ from fa_verify.ttir.floats import Array
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fa_verify.ttir.memory import Argument
+    from fa_verify.ttir.argument import Argument
 
 Terms = tuple[Array, ...]
 Selection = slice | Array

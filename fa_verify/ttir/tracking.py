@@ -1,0 +1,43 @@
+"""Which programs touched which element of a storage during one launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fa_verify.ttir.floats import Array
+
+MANY = -1  # several programs
+
+
+class Tracking:
+    """Which programs touched the elements of one storage during one launch.
+
+    Each array holds program + 1, 0 for nobody, or MANY. Arrays are over the storage's elements and
+    are zero pages until touched.
+    """
+
+    __slots__ = ("_size", "atomic", "first_reader", "last_reader", "writer")
+
+    def __init__(self, size: int) -> None:
+        """Cover `size` elements, nobody having touched any."""
+        self._size = size
+        self.writer = np.zeros(size, np.int32)
+        self.first_reader: Array | None = None
+        self.last_reader: Array | None = None
+        self.atomic: Array | None = None
+
+    def readers(self) -> tuple[Array, Array]:
+        """First and last reader of each element, made on first use."""
+        if self.first_reader is None or self.last_reader is None:
+            self.first_reader = np.zeros(self._size, np.int32)
+            self.last_reader = np.zeros(self._size, np.int32)
+        return self.first_reader, self.last_reader
+
+    def atomics(self) -> Array:
+        """Who accessed each element atomically, made on first use."""
+        if self.atomic is None:
+            self.atomic = np.zeros(self._size, np.int32)
+        return self.atomic

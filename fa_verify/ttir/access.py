@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
     from fa_verify.ttir.findings import Findings
     from fa_verify.ttir.machine import Machine
     from fa_verify.ttir.values import Terms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What an atomic operation does to a cell.
+
+    Attributes:
+        function: (old, *operands) -> new; None: the cell is only read.
+        used: Whether anybody looks at what was there before.
+        acquires: Whether it orders other accesses of the program.
+    """
+
+    function: Callable[..., Array] | None
+    used: bool
+    acquires: bool
 
 
 class Accesses:
@@ -173,17 +189,37 @@ class Accesses:
 
     # -- atomics
     def atomic(
-        self, access: Access, pointer: Pointer, masks: Terms, operands: Sequence[Array],
-        update: Callable[..., Array], *, used: bool, acquires: bool,
-    ) -> Array:  # fmt: skip
+        self,
+        access: Access,
+        pointer: Pointer,
+        masks: Terms,
+        operands: Sequence[Array],
+        update: Update,
+    ) -> Array:
         """Read, update and write each cell in lane order; return what was there before."""
-        if len(pointer.args) != 1:
-            msg = "an atomic through a pointer into several arguments"
-            raise Unsupported(msg)
-        ((arg, _),) = self._parts(access, pointer)
-        cells = self._resolve(access, arg, pointer.terms, masks, "out-of-bounds-write")
+        result: Array | None = None
+        for arg, mine in self._parts(access, pointer):
+            guarded = masks if mine is None else (*masks, mine)
+            part = self._atomic(access, arg, pointer.terms, guarded, (update, operands))
+            result = part if result is None or mine is None else np.where(mine, part, result)
+        if result is None:
+            raise AssertionError(access)
+        return result
+
+    def _atomic(
+        self,
+        access: Access,
+        arg: Argument,
+        terms: Terms,
+        masks: Terms,
+        request: tuple[Update, Sequence[Array]],
+    ) -> Array:
+        update, operands = request
+        used = update.used
+        kind = "out-of-bounds-read" if update.function is None else "out-of-bounds-write"
+        cells = self._resolve(access, arg, terms, masks, kind)
         if used and cells.axis is not None:  # results go back to lanes one by one
-            cells = elementwise(pointer.terms, masks)
+            cells = elementwise(terms, masks)
             bad = outside(arg, cells)
             if bad is not None:
                 cells.valid = ~bad if cells.valid is None else cells.valid & ~bad
@@ -191,21 +227,14 @@ class Accesses:
         spread = [_by_run(access, cells, x) for x in operands]
         if cells.axis is None:  # every lane counts, even if all agree on the address
             cells.index = np.broadcast_to(cells.index, (cells.index.shape[0], *access.shape))
+        if update.function is None and self.sanitize and arg.shadow is not None:
+            self._check_written(access, arg, cells, arg.shadow)
         touched, chosen = self._touch(access, arg, cells, *spread, everyone=True)
         before = np.zeros(touched.index.shape, CARRIER[access.scalar])
         if touched.index.size and cells.length and arg.size:
             if self.sanitize and arg.tracking is not None:
-                self.races.atomic(touched, orders=acquires and used and not access.shape)
-            view = touched.of(arg.flat)
-            for part in rounds(touched):
-                where = touched.index[part]
-                old = decode(view[where], access.scalar)
-                new = update(old, *[c[part] for c in chosen])
-                view[where] = encode(np.ascontiguousarray(new), access.scalar)
-                if used:
-                    before[part] = old
-            if arg.shadow is not None:
-                touched.of(arg.shadow)[touched.index] = True
+                self.races.atomic(touched, orders=update.acquires and used and not access.shape)
+            before = _carry_out(touched, update, chosen, before)
         if not used:
             return before
         full = np.zeros((self.machine.lanes.linear.size, *access.shape), before.dtype)
@@ -213,6 +242,24 @@ class Accesses:
             return before.reshape(full.shape)
         full[np.broadcast_to(cells.valid, full.shape)] = before
         return full
+
+
+def _carry_out(touched: Touched, update: Update, operands: list[Array], before: Array) -> Array:
+    """Do an atomic operation on legal cells; return what was there, in `before` or anew."""
+    arg, scalar = touched.arg, touched.access.scalar
+    view = touched.of(arg.flat)
+    if update.function is None:
+        return decode(view[touched.index], scalar)
+    for part in rounds(touched):
+        where = touched.index[part]
+        old = decode(view[where], scalar)
+        new = update.function(old, *[x[part] for x in operands])
+        view[where] = encode(np.ascontiguousarray(new), scalar)
+        if update.used:
+            before[part] = old
+    if arg.shadow is not None:
+        touched.of(arg.shadow)[touched.index] = True
+    return before
 
 
 def _by_run(access: Access, cells: Cells, values: Array) -> Array:

@@ -7,18 +7,18 @@ their own, and put back together. Inside, nothing ever runs under a mask.
 from __future__ import annotations
 
 import time
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import CARRIER, Array
-from fa_verify.ttir.values import merge, take
+from fa_verify.ttir.values import Pointer, merge, take
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from fa_verify.ttir.ir import Op
+    from fa_verify.ttir.ir import Block, Op
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step, Steps
     from fa_verify.ttir.machine import Lanes, Machine
     from fa_verify.ttir.values import RuntimeValue, Selection
@@ -253,17 +253,16 @@ def _reads_only(op: Op) -> bool:
     return any(x.name == "tt.load" for b in op.regions[0].blocks for o in b.ops for x in o.walk())
 
 
+_BRANCHES = frozenset({"tt.return", "cf.br", "cf.cond_br", "tt.map_elementwise.return"})
 Terminator = tuple[list[int], list[tuple[str, list[int]]]]  # operands; successors, what they get
 
 
-class Body:
-    """A lowered function: call it with its arguments' values."""
+class Graph:
+    """Blocks that branch to each other, entered at the first."""
 
-    def __init__(self, low: Lowering) -> None:
+    def __init__(self, blocks: Sequence[Block], low: Lowering) -> None:
         """Lower all blocks."""
-        self.machine, self.template = low.machine, low.template
-        self.args = [low.slot(x) for x in low.function.args]
-        blocks = low.function.body.blocks
+        self.machine = low.machine
         self.numbers = {block.label: i for i, block in enumerate(blocks)}
         lowered = [low.block(block) for block in blocks]
         self.steps = [steps for steps, _ in lowered]
@@ -274,52 +273,95 @@ class Body:
 
     @staticmethod
     def _terminator(op: Op, low: Lowering) -> Terminator:
-        if op.name not in ("tt.return", "cf.br", "cf.cond_br"):
+        if op.name not in _BRANCHES:
             raise low.failure(op, f"operation {op.name}")()  # noqa: RSE102 - the call makes it
         operands = [low.slot(x) for x in op.operands]
         return operands, [(label, [low.slot(x) for x in xs]) for label, xs in op.successors]
+
+    def __call__(self, env: Env) -> list[RuntimeValue]:
+        """Run on all current lanes; return what they leave with."""
+        machine, everybody = self.machine, self.machine.lanes
+        stash = Stash(everybody.linear.size)
+        pending = [(0, env, np.arange(everybody.linear.size), everybody)]
+        while pending:
+            number, env, where, machine.lanes = pending.pop()
+            machine.check()
+            run(self.steps[number], env)
+            operands, successors = self.terminators[number]
+            if not successors:
+                stash.put(_compact(where), [env[s] for s in operands])
+                continue
+            test = env[operands[0]] if operands else np.ones(1, np.bool_)
+            if test.size == 1 or (test == test[0]).all():
+                target = self._enter(successors[0 if test[0] else 1], env)
+                pending.append((target, env, where, machine.lanes))
+                continue
+            ways = []
+            for successor, keep in zip(successors, (test, ~test), strict=True):
+                chosen = selection(keep)
+                narrowed = [take(value, chosen) for value in env]
+                target = self._enter(successor, narrowed)
+                ways.append((target, narrowed, where[keep], machine.lanes.take(chosen)))
+            pending += reversed(ways)
+        machine.lanes = everybody
+        return stash.results()
+
+    def _enter(self, successor: tuple[str, list[int]], env: Env) -> int:
+        label, slots = successor
+        target = self.numbers[label]
+        _assign(env, self.block_args[target], [env[s] for s in slots])
+        return target
+
+
+class Body:
+    """A lowered function: call it with its arguments' values."""
+
+    def __init__(self, low: Lowering) -> None:
+        """Lower all blocks."""
+        self.template = low.template
+        self.args = [low.slot(x) for x in low.function.args]
+        self.graph = Graph(low.function.body.blocks, low)
 
     def __call__(self, values: Sequence[RuntimeValue]) -> list[RuntimeValue]:
         """Run on all current lanes; return the function's results."""
         env = self.template.copy()
         _assign(env, self.args, values)
-        lanes = self.machine.lanes.linear.size
-        stash = Stash(lanes)
-        self._from(0, env, np.arange(lanes), stash)
-        return stash.results()
+        return self.graph(env)
 
-    def _from(self, number: int, env: Env, where: Array, stash: Stash) -> None:
-        while True:
-            self.machine.check()
-            run(self.steps[number], env)
-            operands, successors = self.terminators[number]
-            if not successors:
-                stash.put(_compact(where), [env[s] for s in operands])
-                return
-            if len(successors) == 1:
-                number = self._enter(number, successors[0], env)
-                continue
-            test = env[operands[0]]
-            if test.size == 1 or (test == test[0]).all():
-                number = self._enter(number, successors[0 if test[0] else 1], env)
-                continue
-            for successor, keep in zip(successors, (test, ~test), strict=True):
-                lanes, chosen = self.machine.lanes, selection(keep)
-                narrowed = [take(value, chosen) for value in env]
-                self.machine.lanes = lanes.take(chosen)
-                target = self._enter(number, successor, narrowed)
-                self._from(target, narrowed, where[keep], stash)
-                self.machine.lanes = lanes
-            return
 
-    def _enter(self, number: int, successor: tuple[str, list[int]], env: Env) -> int:
-        label, slots = successor
-        target = self.numbers[label]
-        if target <= number:
-            msg = "a branch backwards"
-            raise Unsupported(msg)
-        _assign(env, self.block_args[target], [env[s] for s in slots])
-        return target
+def map_elementwise(op: Op, low: Lowering) -> Step:
+    """tt.map_elementwise: every element (or pack of neighbours) is a lane of its own."""
+    machine = low.machine
+    pack, shape = int(op.attrs["pack"].split()[0]), op.operands[0].type.shape
+    sources, results = ([low.slot(x) for x in xs] for xs in (op.operands, op.results))
+    graph = Graph(op.regions[0].blocks, low)
+    live = low.live_ins(op)
+
+    def step(env: Env) -> None:
+        programs = machine.lanes.linear.size
+        count = programs * prod(shape) // pack
+
+        def packed(x: Array) -> Array:
+            return np.broadcast_to(x, (programs, *shape)).reshape(count, pack)
+
+        scalars = [column for s in sources for column in _columns(env[s], packed, pack)]
+        owner = np.repeat(np.arange(programs), count // programs)
+        with Narrowed(machine, env, live, owner):
+            _assign(env, graph.block_args[0], scalars)
+            done = graph(env)
+        for i, result in enumerate(results):
+            columns = [np.broadcast_to(x, count) for x in done[i * pack : (i + 1) * pack]]
+            env[result] = np.stack(columns, axis=1).reshape(programs, *shape)
+
+    return step
+
+
+def _columns(value: RuntimeValue, packed: Callable[[Array], Array], pack: int) -> list[Any]:
+    if isinstance(value, Pointer):
+        whole = value.dense().map(packed)
+        return [whole.map(lambda t, j=j: t[:, j]) for j in range(pack)]  # type: ignore[misc]
+    spread = packed(value)
+    return [spread[:, j] for j in range(pack)]
 
 
 def call(op: Op, low: Lowering) -> Step:
@@ -340,4 +382,5 @@ RULES: dict[str, Rule] = {
     "scf.if": scf_if,
     "scf.while": scf_while,
     "tt.call": call,
+    "tt.map_elementwise": map_elementwise,
 }

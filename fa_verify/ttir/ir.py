@@ -24,12 +24,14 @@ class Type:
     """A scalar or tensor type.
 
     `scalar` is the element's name as MLIR writes it ("i32", "bf16"), or "ptr", "desc", "none".
-    `pointee` is what a pointer points to, or the block type of a tensor descriptor.
+    `pointee` is what a pointer points to, or the block type of a tensor descriptor, the one
+    place where TTIR tells integers that are `unsigned` from others.
     """
 
     scalar: str
     shape: tuple[int, ...] = ()
     pointee: Type | None = None
+    unsigned: bool = False
 
     @property
     def is_float(self) -> bool:

@@ -32,7 +32,9 @@ COMPARE: dict[str, Callable[[Array, Array], Array]] = {
 # Operations through which a lazy sum or a lazy mask passes unchanged.
 _TRANSPARENT = frozenset({"tt.broadcast", "tt.expand_dims"})
 _LINEAR = _TRANSPARENT | {"arith.addi", "arith.extsi", "arith.muli", "arith.subi", "tt.splat"}
-_MASK_OPERAND = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
+MASK_OPERAND = {
+    "tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2, "tt.atomic_load": 1, "tt.atomic_store": 2,
+}  # fmt: skip
 
 
 class Lowering:
@@ -252,7 +254,7 @@ def _reads_lazily(user: Op, value: Value) -> bool:
     """Whether `user` itself understands `value` as terms (in every operand position it has)."""
     if user.name == "tt.addptr":
         return user.operands[1] is value
-    position = _MASK_OPERAND.get(user.name)
+    position = MASK_OPERAND.get(user.name)
     if position is None:
         return False
     at = [i for i, operand in enumerate(user.operands) if operand is value]

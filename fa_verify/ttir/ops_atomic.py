@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.ttir.access import Update
 from fa_verify.ttir.cells import Access
 from fa_verify.ttir.floats import Array, round_to
 from fa_verify.ttir.ops_memory import masks_of, pointee
@@ -13,7 +14,7 @@ from fa_verify.ttir.ops_memory import masks_of, pointee
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fa_verify.ttir.ir import Op
+    from fa_verify.ttir.ir import Op, Type
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step
 
 
@@ -32,50 +33,81 @@ UPDATE: dict[str, Callable[[Array, Array], Array]] = {
 }  # fmt: skip
 
 
-def _acquires(op: Op) -> bool:
-    return bool({"acquire", "acq_rel", "release"} & set(op.words))
+def rounded_update(kind: str, type_: Type) -> Callable[[Array, Array], Array]:
+    """The update of that name, rounded to the type of the cells."""
+    function, scalar = UPDATE[kind], type_.scalar
+    if type_.is_float and scalar not in ("f32", "f64"):
+        return lambda old, new: round_to(function(old, new), scalar)
+    return function
+
+
+def _compare_and_swap(old: Array, expected: Array, new: Array) -> Array:
+    kind = f"i{old.dtype.itemsize}"
+    return np.where(old.view(kind) == expected.view(kind), new, old)
+
+
+def _atomic(op: Op, low: Lowering, function: Callable[..., Array] | None, operands: int) -> Step:
+    """An atomic operation whose pointer is followed by `operands` values and perhaps a mask."""
+    pointer, *values = [low.slot(x) for x in op.operands[: 1 + operands]]
+    result = low.slot(op.results[0]) if op.results else None
+    masks = masks_of(op, low, 1 + operands)
+    access = Access(low.site(op), op.operands[0].type.shape, pointee(op.operands[0]).scalar)
+    acquires = not {"acquire", "acq_rel", "release"}.isdisjoint(op.words)
+    used = bool(op.results and op.results[0].users)
+    update, machine = Update(function, used, acquires), low.machine
+
+    def step(env: Env) -> None:
+        before = machine.accesses.atomic(
+            access, env[pointer], masks(env), [env[s] for s in values], update
+        )
+        if result is not None:
+            env[result] = before
+
+    return step
 
 
 def atomic_rmw(op: Op, low: Lowering) -> Step:
     """tt.atomic_rmw: programs take their turn in schedule order, lanes of a tile in index order."""
-    pointer, value, result = (low.slot(x) for x in (*op.operands[:2], op.results[0]))
-    scalar, shape = pointee(op.operands[0]).scalar, op.operands[0].type.shape
-    masks = masks_of(op, low, 2)
-    function = UPDATE[op.words[0]]
-    access, machine = Access(low.site(op), shape, scalar), low.machine
-    used, acquires = bool(op.results[0].users), _acquires(op)
-    narrow = op.results[0].type.is_float and scalar not in ("f32", "f64")
-
-    def update(old: Array, new: Array) -> Array:
-        done = function(old, new)
-        return round_to(done, scalar) if narrow else done
-
-    def step(env: Env) -> None:
-        env[result] = machine.accesses.atomic(
-            access, env[pointer], masks(env), [env[value]], update,
-            used=used, acquires=acquires,
-        )  # fmt: skip
-
-    return step
+    return _atomic(op, low, rounded_update(op.words[0], op.results[0].type), 1)
 
 
 def atomic_cas(op: Op, low: Lowering) -> Step:
     """tt.atomic_cas: compares bits."""
-    pointer, expected, value, result = (low.slot(x) for x in (*op.operands[:3], op.results[0]))
-    scalar, shape = pointee(op.operands[0]).scalar, op.operands[0].type.shape
-    access, machine = Access(low.site(op), shape, scalar), low.machine
-    acquires = _acquires(op)
+    return _atomic(op, low, _compare_and_swap, 2)
 
-    def update(old: Array, compare: Array, new: Array) -> Array:
-        return np.where(old == compare, new, old)
+
+def atomic_load(op: Op, low: Lowering) -> Step:
+    """tt.atomic_load."""
+    return _atomic(op, low, None, 0)
+
+
+def atomic_store(op: Op, low: Lowering) -> Step:
+    """tt.atomic_store: an exchange whose result nobody wants."""
+    return _atomic(op, low, UPDATE["exch"], 1)
+
+
+def atomic_poll(op: Op, low: Lowering) -> Step:
+    """tt.atomic_poll: with a timeout, time is up if the value is not there yet."""
+    pointer, expected, result = (low.slot(x) for x in (*op.operands[:2], op.results[0]))
+    access = Access(low.site(op), op.operands[0].type.shape, pointee(op.operands[0]).scalar)
+    update, machine = Update(None, used=True, acquires="acquire" in op.words), low.machine
+    patient = len(op.operands) == 2
+    hopeless = low.failure(op, "a poll for a value that no earlier program wrote")
 
     def step(env: Env) -> None:
-        env[result] = machine.accesses.atomic(
-            access, env[pointer], (), [env[expected], env[value]], update,
-            used=True, acquires=acquires,
-        )  # fmt: skip
+        seen = machine.accesses.atomic(access, env[pointer], (), [], update)
+        arrived = np.equal(seen, env[expected])
+        if patient and not arrived.all():
+            raise hopeless()
+        env[result] = arrived
 
     return step
 
 
-RULES: dict[str, Rule] = {"tt.atomic_rmw": atomic_rmw, "tt.atomic_cas": atomic_cas}
+RULES: dict[str, Rule] = {
+    "tt.atomic_rmw": atomic_rmw,
+    "tt.atomic_cas": atomic_cas,
+    "tt.atomic_load": atomic_load,
+    "tt.atomic_store": atomic_store,
+    "tt.atomic_poll": atomic_poll,
+}

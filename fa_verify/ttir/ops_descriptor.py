@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.ttir.access import Update
 from fa_verify.ttir.cells import Access
 from fa_verify.ttir.errors import Unsupported
-from fa_verify.ttir.floats import CARRIER, Array, round_tf32, round_to
-from fa_verify.ttir.ops_atomic import UPDATE
+from fa_verify.ttir.floats import CARRIER, Array, round_tf32
+from fa_verify.ttir.ops_atomic import UPDATE, rounded_update
 from fa_verify.ttir.ops_memory import int64
 from fa_verify.ttir.values import Descriptor
 
 if TYPE_CHECKING:
     from fa_verify.ttir.ir import Op, Value
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step
+    from fa_verify.ttir.machine import Machine
     from fa_verify.ttir.values import Pointer
 
 
@@ -80,6 +82,58 @@ def _tile_of(
     return base.shift(split), tuple(masks)
 
 
+def _rows_of(
+    descriptor: Descriptor, rows: Array, column: Array, shape: tuple[int, ...]
+) -> tuple[Pointer, tuple[Array, ...]]:
+    """Addresses and mask of the chosen rows, from `column` on."""
+    extents, strides = ([_along(x, 2) for x in xs] for xs in (descriptor.shape, descriptor.strides))
+    down, first = int64(rows)[..., None], _along(int64(column), 2)
+    across = np.arange(shape[1], dtype=np.int64).reshape(1, 1, -1)
+    right = first + across
+    base = descriptor.base.map(lambda t: _along(t, 2))
+    terms = (down * strides[0], first * strides[1], across * strides[1])
+    masks = ((down >= 0) & (down < extents[0]), (right >= 0) & (right < extents[1]))
+    return base.shift(terms), masks
+
+
+def descriptor_gather(op: Op, low: Lowering) -> Step:
+    """tt.descriptor_gather: whole rows; rows and columns outside read as padding."""
+    descriptor, rows, column = (low.slot(x) for x in op.operands)
+    result, type_ = low.slot(op.results[0]), op.results[0].type
+    access, machine = Access(low.site(op), type_.shape, type_.scalar), low.machine
+
+    def step(env: Env) -> None:
+        desc: Descriptor = env[descriptor]
+        pointer, masks = _rows_of(desc, env[rows], env[column], type_.shape)
+        env[result] = _read(machine, access, desc, pointer, masks)
+
+    return step
+
+
+def descriptor_scatter(op: Op, low: Lowering) -> Step:
+    """tt.descriptor_scatter: whole rows; what lies outside is not stored."""
+    descriptor, rows, column, source = (low.slot(x) for x in op.operands)
+    type_ = op.operands[3].type
+    access, machine = Access(low.site(op), type_.shape, type_.scalar), low.machine
+
+    def step(env: Env) -> None:
+        pointer, masks = _rows_of(env[descriptor], env[rows], env[column], type_.shape)
+        machine.accesses.store(access, pointer, env[source], masks)
+
+    return step
+
+
+def _read(
+    machine: Machine, access: Access, desc: Descriptor, pointer: Pointer, masks: tuple[Array, ...]
+) -> Array:
+    """Load a tile; outside the descriptor's shape it is the padding."""
+    other = None
+    if desc.nan_padding and CARRIER[access.scalar].kind == "f":
+        other = np.full((1,) * (len(access.shape) + 1), np.nan, np.float32)
+    value = machine.accesses.load(access, pointer, masks, other)
+    return round_tf32(np.ascontiguousarray(value)) if desc.round_f32_to_tf32 else value
+
+
 def _indices(op: Op) -> list[Value]:
     return op.operands[1 : 1 + op.groups[0]] if op.groups else op.operands[1:]
 
@@ -90,14 +144,11 @@ def descriptor_load(op: Op, low: Lowering) -> Step:
     indices = [low.slot(x) for x in _indices(op)]
     shape, scalar = op.results[0].type.shape, op.results[0].type.scalar
     access, machine = Access(low.site(op), shape, scalar), low.machine
-    fill_nan = np.full((1,) * (len(shape) + 1), np.nan, np.float32)
 
     def step(env: Env) -> None:
         desc: Descriptor = env[descriptor]
         pointer, masks = _tile_of(desc, [env[s] for s in indices], shape)
-        other = fill_nan if desc.nan_padding and CARRIER[scalar].kind == "f" else None
-        value = machine.accesses.load(access, pointer, masks, other)
-        env[result] = round_tf32(np.ascontiguousarray(value)) if desc.round_f32_to_tf32 else value
+        env[result] = _read(machine, access, desc, pointer, masks)
 
     return step
 
@@ -123,23 +174,19 @@ def descriptor_reduce(op: Op, low: Lowering) -> Step:
     indices = [low.slot(x) for x in _indices(op)]
     value = op.operands[-1]
     source, shape, scalar = low.slot(value), value.type.shape, value.type.scalar
-    kind = next((w for w in op.words if w in UPDATE or w in ("inc", "dec")), "")
+    block = op.operands[0].type.pointee
+    if block is None:
+        raise AssertionError
+    kind = ("u" if block.unsigned and op.words[0] in ("max", "min") else "") + op.words[0]
     if kind not in UPDATE:
-        msg = f"a descriptor reduction by {op.words}"
+        msg = f"a descriptor reduction by {kind}"
         raise Unsupported(msg)
-    function = UPDATE[kind]
     access, machine = Access(low.site(op), shape, scalar), low.machine
-    narrow = value.type.is_float and scalar not in ("f32", "f64")
-
-    def update(old: Array, new: Array) -> Array:
-        done = function(old, new)
-        return round_to(done, scalar) if narrow else done
+    update = Update(rounded_update(kind, value.type), used=False, acquires=False)
 
     def step(env: Env) -> None:
         pointer, masks = _tile_of(env[descriptor], [env[s] for s in indices], shape)
-        machine.accesses.atomic(
-            access, pointer, masks, [env[source]], update, used=False, acquires=False
-        )
+        machine.accesses.atomic(access, pointer, masks, [env[source]], update)
 
     return step
 
@@ -149,4 +196,6 @@ RULES: dict[str, Rule] = {
     "tt.descriptor_load": descriptor_load,
     "tt.descriptor_store": descriptor_store,
     "tt.descriptor_reduce": descriptor_reduce,
+    "tt.descriptor_gather": descriptor_gather,
+    "tt.descriptor_scatter": descriptor_scatter,
 }

@@ -37,7 +37,7 @@ def parse_type(text: str) -> Type:  # noqa: PLR0911 - one a form of type
         dims, rest = (match[1], match[2]) if match else ("", inner)
         element = parse_type(rest.split(",")[0] if not rest.startswith("!") else rest)
         shape = tuple(int(x) for x in dims.split("x") if x)
-        return Type(element.scalar, shape, element.pointee)
+        return Type(element.scalar, shape, element.pointee, element.unsigned)
     if text.startswith("!tt.ptr<"):
         inner = text[8:-1]
         return Type("ptr", (), parse_type(re.sub(r",\s*\d+$", "", inner)))
@@ -46,7 +46,7 @@ def parse_type(text: str) -> Type:  # noqa: PLR0911 - one a form of type
     if _SCALAR.match(text):
         return Type(text)
     if signed := _SIGNED.match(text):
-        return Type(signed[1])
+        return Type(signed[1], unsigned=text.startswith("u"))
     if text.startswith("<"):
         return _block_type(text[1:-1])
     return Type("none", (), None)
@@ -264,7 +264,7 @@ class _Parser:
             return []
         if count == 1 and types:
             return [types[-1]]
-        if op.name in ("tt.split", "tt.elementwise_inline_asm") and types:
+        if op.name == "tt.split" and types:
             return [types[-1]] * count
         message = f"cannot tell the result types of {op.name}"
         raise Unsupported(message, op=op.name, file=op.location.file, line=op.location.line)
@@ -321,6 +321,8 @@ class _Parser:
                 kind, text = self.next()
                 if text in ("->", "to") and kind != "str":
                     results = self.type_list()
+                    while self.accept(","):
+                        results += self.type_list()
                 elif kind in ("type", "word"):
                     op.types.append(parse_type(text))
         return self._implied(op) if results is None else results

@@ -38,7 +38,7 @@ from fa_verify.ttir.findings import Findings, Site
 from fa_verify.ttir.floats import CARRIER, round_to
 from fa_verify.ttir.hoist import hoist
 from fa_verify.ttir.ir import dismantle
-from fa_verify.ttir.lower import Lowering
+from fa_verify.ttir.lower import MASK_OPERAND, Lowering
 from fa_verify.ttir.machine import Lanes, Machine
 from fa_verify.ttir.parser import parse
 from fa_verify.ttir.roots import stored_arguments
@@ -61,7 +61,6 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 LIBRARY = "/triton/language/"  # locations under it are attributed to the kernel that called in
 _WAVE_BYTES = 4 << 20  # live tile data of a wave: about one core's share of the outer caches
-_MASK_POSITION = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +120,7 @@ class Program:
         file = op.location.file
         if file == self._compiled_from:
             file = self._file
-        position = _MASK_POSITION.get(op.name)
+        position = MASK_OPERAND.get(op.name)
         masked = position is not None and len(op.operands) > position
         return Site(self.name, file, op.location.line, masked)
 

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from fa_verify.ttir.ir import Function, Module, Op, Value
 
 _WRITES = frozenset({
-    "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store", "tt.descriptor_reduce",
-    "tt.descriptor_scatter", "tt.experimental_descriptor_store",
-    "tt.experimental_descriptor_scatter",
+    "tt.store", "tt.atomic_rmw", "tt.atomic_store", "tt.atomic_cas", "tt.descriptor_store",
+    "tt.descriptor_reduce", "tt.descriptor_scatter",
 })  # fmt: skip
 _POINTERS = ("ptr", "desc")
 

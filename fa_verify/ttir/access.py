@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fa_verify.ttir.cells import Cells, Planner, Touched, elementwise, outside, rounds
+from fa_verify.ttir.cells import (
+    Cells,
+    Planner,
+    Touched,
+    differs,
+    elementwise,
+    outside,
+    rounds,
+)
+from fa_verify.ttir.control import selection
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import CARRIER, RAW, Array, decode, encode, poison
 from fa_verify.ttir.races import Races
 from fa_verify.ttir.reports import Reports
-from fa_verify.ttir.values import Pointer, conjunction
+from fa_verify.ttir.values import Pointer, conjunction, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +31,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.cells import Access
     from fa_verify.ttir.findings import Findings
     from fa_verify.ttir.machine import Machine
-    from fa_verify.ttir.values import Terms
+    from fa_verify.ttir.values import Selection, Terms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,14 +60,53 @@ class Accesses:
         self.reports = Reports(machine, findings)
 
     # -- which cells
+    def _halves(
+        self, access: Access, terms: Terms, masks: Terms, *values: Any, ordered: bool
+    ) -> Iterator[tuple[Selection, list[Any]]] | None:
+        """Programs that see their whole tile, then the others, where this makes windows of a tile.
+
+        Yields the programs, and their terms, masks and values. While one half is being dealt with,
+        only its programs are lanes.
+
+        Args:
+            access: The operation.
+            terms: Addresses.
+            masks: Masks.
+            values: Whatever else there is a row of for each program, or one for all.
+            ordered: Only if programs then still come in order.
+        """
+        whole = self.planner.whole(masks)
+        rest = tuple([m for m in masks if not differs(m)])
+        if whole is None or self.planner.windows(terms, rest, access.shape) is None:
+            return None
+        if ordered and np.count_nonzero(whole[1:] != whole[:-1]) > 1:
+            return None
+        return self._in_turns(whole, rest, terms, masks, values)
+
+    def _in_turns(
+        self, whole: Array, rest: Terms, terms: Terms, masks: Terms, values: Sequence[Any]
+    ) -> Iterator[tuple[Selection, list[Any]]]:
+        lanes = self.machine.lanes
+        halves = [
+            (selection(keep), m) for keep, m in ((whole, rest), (~whole, masks)) if keep.any()
+        ]
+        if not whole[0]:
+            halves.reverse()
+        for chosen, left in halves:
+            self.machine.lanes = lanes.take(chosen)
+            yield chosen, [take(x, chosen) for x in (terms, left, *values)]
+            self.machine.lanes = lanes
+
     def _resolve(
-        self, access: Access, arg: Argument, terms: Terms, masks: Terms, kind: str
-    ) -> Cells:
+        self, access: Access, arg: Argument, terms: Terms, masks: Terms, kind: str,
+        found: Cells | None,
+    ) -> Cells:  # fmt: skip
         """Describe a tile's legal cells; whatever lies outside is reported and masked off.
 
-        The result's `index` is safe to use as it is: masked-off entries are moved inside.
+        `found` is the tile as windows, if it can be described so. The result's `index` is safe to
+        use as it is: masked-off entries are moved inside.
         """
-        cells = self.planner.plan(terms, masks, access.shape)
+        cells = found or elementwise(terms, masks)
         bad = outside(arg, cells)
         if bad is None:
             return cells
@@ -146,7 +194,14 @@ class Accesses:
         self, access: Access, arg: Argument, terms: Terms, masks: Terms, other: Array | None
     ) -> Array:
         scalar = access.scalar
-        cells = self._resolve(access, arg, terms, masks, "out-of-bounds-read")
+        found = self.planner.windows(terms, masks, access.shape)
+        halves = None if found else self._halves(access, terms, masks, other, ordered=False)
+        if halves:
+            tile = np.empty((self.machine.lanes.linear.size, *access.shape), CARRIER[scalar])
+            for chosen, (some_terms, some_masks, some_other) in halves:
+                tile[chosen] = self._load(access, arg, some_terms, some_masks, some_other)
+            return tile
+        cells = self._resolve(access, arg, terms, masks, "out-of-bounds-read", found)
         if self.sanitize:
             if arg.shadow is not None:
                 self._check_written(access, arg, cells, arg.shadow)
@@ -171,21 +226,32 @@ class Accesses:
         """Store a tile; lanes of later programs win where programs collide."""
         for arg, mine in self._parts(access, pointer):
             guarded = masks if mine is None else (*masks, mine)
-            cells = self._resolve(access, arg, pointer.terms, guarded, "out-of-bounds-write")
-            if cells.length == 0 or arg.size == 0:
-                continue
-            touched, (chosen,) = self._touch(access, arg, cells, _by_run(access, cells, values))
-            if touched.index.size == 0:
-                continue
-            raw = encode(np.ascontiguousarray(chosen), access.scalar)
-            watched = self.sanitize and arg.tracking is not None
-            if watched:
-                self.races.write(touched, raw)
-            cells.of(arg, arg.flat)[touched.index] = raw
-            if arg.shadow is not None:
-                cells.of(arg, arg.shadow)[touched.index] = True
-            if watched and self.machine.lanes.linear.size > 1:
-                self.races.collided(touched, raw)
+            self._store(access, arg, pointer.terms, guarded, values)
+
+    def _store(
+        self, access: Access, arg: Argument, terms: Terms, masks: Terms, values: Array
+    ) -> None:
+        found = self.planner.windows(terms, masks, access.shape)
+        halves = None if found else self._halves(access, terms, masks, values, ordered=True)
+        if halves:
+            for _, (some_terms, some_masks, some_values) in halves:
+                self._store(access, arg, some_terms, some_masks, some_values)
+            return
+        cells = self._resolve(access, arg, terms, masks, "out-of-bounds-write", found)
+        if cells.length == 0 or arg.size == 0:
+            return
+        touched, (chosen,) = self._touch(access, arg, cells, _by_run(access, cells, values))
+        if touched.index.size == 0:
+            return
+        raw = encode(np.ascontiguousarray(chosen), access.scalar)
+        watched = self.sanitize and arg.tracking is not None
+        if watched:
+            self.races.write(touched, raw)
+        cells.of(arg, arg.flat)[touched.index] = raw
+        if arg.shadow is not None:
+            cells.of(arg, arg.shadow)[touched.index] = True
+        if watched and self.machine.lanes.linear.size > 1:
+            self.races.collided(touched, raw)
 
     # -- atomics
     def atomic(
@@ -217,7 +283,8 @@ class Accesses:
         update, operands = request
         used = update.used
         kind = "out-of-bounds-read" if update.function is None else "out-of-bounds-write"
-        cells = self._resolve(access, arg, terms, masks, kind)
+        found = self.planner.windows(terms, masks, access.shape)
+        cells = self._resolve(access, arg, terms, masks, kind, found)
         if used and cells.axis is not None:  # results go back to lanes one by one
             cells = elementwise(terms, masks)
             bad = outside(arg, cells)

@@ -99,36 +99,42 @@ def elementwise(terms: Terms, masks: Terms) -> Cells:
     return Cells(total(terms), keep, None, 1, 1)
 
 
+def differs(mask: Array) -> bool:
+    """Whether a mask varies both inside a tile and from program to program."""
+    return 1 < mask.shape[0] < mask.size
+
+
 class Planner:
     """Finds windows. Remembers facts about arrays that stay the same through a loop."""
 
     def __init__(self) -> None:
-        self._ranges: dict[int, tuple[Array, int | None]] = {}
+        self._ranges: dict[int, tuple[Array, Array | None]] = {}
         self._prefixes: dict[int, tuple[Array, int | None]] = {}
+        self._whole: tuple[Array | None, Array | None] = (None, None)
 
-    def _range(self, term: Array) -> int | None:
-        """First element if `term` counts up by one, else None."""
+    def _range(self, term: Array) -> Array | None:
+        """First element for each program if `term` counts up by one in all of them, else None."""
         found = self._ranges.get(id(term))
         if found is None:
-            flat = term.reshape(-1)
-            first = int(flat[0])
-            counts = int(flat[-1]) - first == flat.size - 1
-            counts = counts and bool((flat[1:] - flat[:-1] == 1).all())
+            rows = term.reshape(term.shape[0], -1)
+            counts = bool((rows[:, 1:] - rows[:, :-1] == 1).all())
+            first = rows[:, 0].reshape((-1,) + (1,) * (term.ndim - 1)) if counts else None
             if len(self._ranges) > _REMEMBERED:
                 self._ranges.clear()
             # Keeping the array keeps its identity from being reused.
-            found = self._ranges[id(term)] = (term, first if counts else None)
+            found = self._ranges[id(term)] = (term, first)
         return found[1]
 
     def _prefix(self, mask: Array) -> int | None:
-        """Number of leading trues if nothing but falses follows, else None."""
+        """Number of leading trues if nothing but falses follows, alike in all programs."""
         found = self._prefixes.get(id(mask))
         if found is None:
-            flat = mask.reshape(-1)
-            count = int(np.count_nonzero(flat))
+            rows = mask.reshape(mask.shape[0], -1)
+            count = int(np.count_nonzero(rows[0]))
+            prefix = bool(rows[:, :count].all()) and not rows[:, count:].any()
             if len(self._prefixes) > _REMEMBERED:
                 self._prefixes.clear()
-            found = self._prefixes[id(mask)] = (mask, count if flat[:count].all() else None)
+            found = self._prefixes[id(mask)] = (mask, count if prefix else None)
         return found[1]
 
     def _masks(self, masks: Terms, axis: int, extent: int) -> tuple[int, list[Array]] | None:
@@ -140,18 +146,34 @@ class Planner:
             elif mask.shape[axis + 1] == 1:
                 valid.append(mask)
             else:
-                prefix = self._prefix(mask) if mask.size == extent else None
+                alone = mask.size == extent * mask.shape[0]
+                prefix = self._prefix(mask) if alone else None
                 if prefix is None:
                     return None
                 length = min(length, prefix)
         return length, valid
 
-    def plan(self, terms: Terms, masks: Terms, shape: tuple[int, ...]) -> Cells:
-        """Find the cheapest description of a tile of addresses."""
+    def whole(self, masks: Terms) -> Array | None:
+        """Programs that the masks which differ from program to program hide nothing from.
+
+        None if there are no such masks or no such programs.
+        """
+        dense = [m for m in masks if differs(m)]
+        if not dense:
+            return None
+        if self._whole[0] is not dense[0] or len(dense) > 1:
+            rows = conjunction([m.reshape(m.shape[0], -1).all(axis=1) for m in dense])
+            self._whole = (dense[0], rows if rows.any() else None)
+        return self._whole[1]
+
+    def windows(self, terms: Terms, masks: Terms, shape: tuple[int, ...]) -> Cells | None:
+        """Describe a tile of addresses by windows, if it can be."""
         for axis in range(len(shape) - 1, -1, -1):
             extent = shape[axis]
             along = [t for t in terms if t.shape[axis + 1] != 1]
-            if extent < _SHORTEST_WINDOW or len(along) != 1 or along[0].size != extent:
+            if extent < _SHORTEST_WINDOW or len(along) != 1:
+                continue
+            if along[0].size != extent * along[0].shape[0]:
                 continue
             first = self._range(along[0])
             masked = None if first is None else self._masks(masks, axis, extent)
@@ -159,7 +181,7 @@ class Planner:
                 continue
             length, valid = masked
             rest = [t for t in terms if t is not along[0]]
-            index = total(rest) + first if rest else np.full((1,) * (len(shape) + 1), first)
+            index = total(rest) + first if rest else first
             index = index.squeeze(axis + 1)
             keep = conjunction(valid).squeeze(axis + 1) if valid else None
             if keep is not None and keep.all():
@@ -167,7 +189,7 @@ class Planner:
             if index.shape[0] > 1 and (index == index[:1]).all():
                 index = index[:1]
             return Cells(index, keep, axis, length, extent)
-        return elementwise(terms, masks)
+        return None
 
 
 def outside(arg: Argument, cells: Cells) -> Array | None:

@@ -18,6 +18,7 @@ from fa_verify.ttir import hopper
 from fa_verify.ttir.allocations import Allocations
 from fa_verify.ttir.autotune import pinned
 from fa_verify.ttir.findings import Findings
+from fa_verify.ttir.heap import keep_freed_memory
 from fa_verify.ttir.memory import Memory
 from fa_verify.ttir.options import Incident, Launch, Options
 
@@ -133,6 +134,7 @@ def execute(options: Options = _DEFAULT) -> Iterator[Run]:
         raise RuntimeError(msg)
     from fa_verify.ttir.compiler import origin  # noqa: PLC0415 - needs triton's NVIDIA backend
 
+    keep_freed_memory()
     run = Run(options)
     with ExitStack() as stack:
         stack.enter_context(activated())

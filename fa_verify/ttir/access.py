@@ -98,7 +98,7 @@ class Accesses:
             self.machine.lanes = lanes
 
     def _resolve(
-        self, access: Access, arg: Argument, terms: Terms, masks: Terms, kind: str,
+        self, access: Access, arg: Argument, addresses: tuple[Terms, Terms], kind: str,
         found: Cells | None,
     ) -> Cells:  # fmt: skip
         """Describe a tile's legal cells; whatever lies outside is reported and masked off.
@@ -106,6 +106,7 @@ class Accesses:
         `found` is the tile as windows, if it can be described so. The result's `index` is safe to
         use as it is: masked-off entries are moved inside.
         """
+        terms, masks = addresses
         cells = found or elementwise(terms, masks)
         bad = outside(arg, cells)
         if bad is None:
@@ -201,7 +202,7 @@ class Accesses:
             for chosen, (some_terms, some_masks, some_other) in halves:
                 tile[chosen] = self._load(access, arg, some_terms, some_masks, some_other)
             return tile
-        cells = self._resolve(access, arg, terms, masks, "out-of-bounds-read", found)
+        cells = self._resolve(access, arg, (terms, masks), "out-of-bounds-read", found)
         if self.sanitize:
             if arg.shadow is not None:
                 self._check_written(access, arg, cells, arg.shadow)
@@ -237,7 +238,7 @@ class Accesses:
             for _, (some_terms, some_masks, some_values) in halves:
                 self._store(access, arg, some_terms, some_masks, some_values)
             return
-        cells = self._resolve(access, arg, terms, masks, "out-of-bounds-write", found)
+        cells = self._resolve(access, arg, (terms, masks), "out-of-bounds-write", found)
         if cells.length == 0 or arg.size == 0:
             return
         touched, (chosen,) = self._touch(access, arg, cells, _by_run(access, cells, values))
@@ -284,7 +285,7 @@ class Accesses:
         used = update.used
         kind = "out-of-bounds-read" if update.function is None else "out-of-bounds-write"
         found = self.planner.windows(terms, masks, access.shape)
-        cells = self._resolve(access, arg, terms, masks, kind, found)
+        cells = self._resolve(access, arg, (terms, masks), kind, found)
         if used and cells.axis is not None:  # results go back to lanes one by one
             cells = elementwise(terms, masks)
             bad = outside(arg, cells)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_WINDOW = 4
 _REMEMBERED = 512
+_FEW = 4096  # sorting more addresses costs more than it can save
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +84,16 @@ class Touched:
         """`array` (over the span) as something to be indexed by `index`."""
         return self.cells.of(self.arg, array)
 
+    def apart(self) -> bool:
+        """Whether it is plain that no element is touched twice."""
+        index, length = self.index, max(self.cells.length, 1)
+        if int((index[1:] - index[:-1]).min(initial=length)) >= length:
+            return True
+        if index.size > _FEW:
+            return False
+        ordered = np.sort(index)
+        return int((ordered[1:] - ordered[:-1]).min()) >= length
+
     def first(self, wrong: Array) -> tuple[tuple[int, ...], int, int]:
         """Where `wrong` is first true: its position, the element's offset, the program + 1."""
         where = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
@@ -101,7 +112,7 @@ def elementwise(terms: Terms, masks: Terms) -> Cells:
 
 def differs(mask: Array) -> bool:
     """Whether a mask varies both inside a tile and from program to program."""
-    return 1 < mask.shape[0] < mask.size
+    return bool(1 < mask.shape[0] < mask.size)
 
 
 class Planner:
@@ -162,7 +173,7 @@ class Planner:
         if not dense:
             return None
         if self._whole[0] is not dense[0] or len(dense) > 1:
-            rows = conjunction([m.reshape(m.shape[0], -1).all(axis=1) for m in dense])
+            rows = conjunction([np.all(m.reshape(m.shape[0], -1), axis=1) for m in dense])
             self._whole = (dense[0], rows if rows.any() else None)
         return self._whole[1]
 

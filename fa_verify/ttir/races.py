@@ -118,10 +118,15 @@ class Races:
     def write(self, touched: Touched, raw: Array) -> None:
         """A plain store, before it is carried out."""
         tracking = self._tracking(touched)
-        before, conflict = self._others(touched, tracking.writer)
-        if self.order.known and conflict.any():
-            conflict = self.order.unordered(conflict, before, touched.me)
-        found = [(before, conflict, "overwrites with another value what {who} wrote")]
+        writers = touched.of(touched.arg.track(tracking.writer))
+        before = writers[touched.index]
+        conflict = np.zeros(1, np.bool_)
+        found: list[tuple[Array, Array, str]] = []
+        if before.any():
+            conflict = (before != 0) & (before != touched.me)
+            if self.order.known and conflict.any():
+                conflict = self.order.unordered(conflict, before, touched.me)
+            found.append((before, conflict, "overwrites with another value what {who} wrote"))
         if tracking.first_reader is not None and tracking.last_reader is not None:
             readers = (tracking.first_reader, tracking.last_reader)
             found += [(*self._others(touched, r), "writes what {who} read") for r in readers]
@@ -134,11 +139,13 @@ class Races:
             for other, wrong, how in found:
                 self._report(touched, other, wrong & changed, how)
             conflict = conflict & ~changed  # several wrote the same value, which is harmless
-        writers = touched.of(touched.arg.track(tracking.writer))
-        writers[touched.index] = np.where(conflict, np.int32(MANY), touched.me)
+        me = np.where(conflict, np.int32(MANY), touched.me) if conflict.any() else touched.me
+        writers[touched.index] = me
 
     def collided(self, touched: Touched, raw: Array) -> None:
         """A plain store, after it was carried out: who lost against whom within it."""
+        if touched.apart():
+            return
         writers = touched.of(touched.arg.track(self._tracking(touched).writer))
         after = writers[touched.index]
         lost = (after != touched.me) & (after != MANY)

@@ -67,7 +67,7 @@ class Launcher:
         if enter is not None:
             enter(launch_metadata)
         began = time.perf_counter()
-        program = program_for(function.decode(), self.file)
+        program = program_for(function.decode(), self.file, run.options.float_model)
         compiled = time.perf_counter()
         names: list[str] = []
         values: list[Any] = []

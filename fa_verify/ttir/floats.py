@@ -94,6 +94,46 @@ def round_to(x: Array, scalar: str) -> Array:
     return as_torch(x).to(_TORCH[scalar]).to(torch.float32).numpy()
 
 
+def narrow_once(x: Array, scalar: str) -> Array:
+    """Round float64 to a narrower format with a single rounding (round-to-odd in between)."""
+    if scalar == "f32":
+        return x.astype(np.float32)
+    if scalar == "f16":
+        return x.astype(np.float16).astype(np.float32)
+    near = x.astype(np.float32)
+    inexact = (near.astype(np.float64) != x) & np.isfinite(near)
+    if inexact.any():  # Boldo and Melquiond 2008: rounding to odd makes the second rounding right
+        bits = near.view(np.int32)
+        too_big = np.abs(near).astype(np.float64) > np.abs(x)
+        odd = np.where(too_big & (bits & 1 == 0), bits - 1, bits) | np.int32(1)
+        near = np.where(inexact, odd.view(np.float32), near)
+    return round_to(near, scalar)
+
+
+def fma(a: Array, b: Array, c: Array, scalar: str = "f32") -> Array:
+    """A b + c rounded once to `scalar`; operands are float32, or float64 holding float32 values.
+
+    The product is exact in float64. Where float64 had to round the sum, the sum is rounded to odd,
+    which makes the rounding to `scalar` the only one (Boldo and Melquiond 2008); for float32 that
+    matters only halfway between two numbers, and among subnormal ones.
+    """
+    product = np.multiply(a, b, dtype=np.float64)
+    total = product + c
+    bits = total.view(np.int64)
+    if scalar == "f32":
+        matters = (bits & 0x1FFF_FFFF) == 0x1000_0000
+        matters |= np.abs(total) < 2.0**-126
+    else:
+        matters = np.isfinite(total)
+    if matters.any():
+        back = total - product
+        error = (product - (total - back)) + (c - back)
+        even = matters & (error != 0) & (bits & 1 == 0) & np.isfinite(total)
+        outward = np.where((error > 0) == (total > 0), 1, -1)
+        total = np.where(even, bits + outward, bits).view(np.float64)
+    return narrow_once(total, scalar)
+
+
 def round_toward_zero(x: Array, scalar: str) -> Array:
     """Round to `scalar`'s format without ever growing in magnitude."""
     nearest = round_to(x, scalar)

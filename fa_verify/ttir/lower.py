@@ -18,6 +18,7 @@ from fa_verify.ttir.floats import CARRIER, Array
 if TYPE_CHECKING:
     from fa_verify.ttir.ir import Block, Function, Module, Op, Value
     from fa_verify.ttir.machine import Machine
+    from fa_verify.ttir.options import FloatModel
     from fa_verify.ttir.values import RuntimeValue, Terms
 
 Env = list[Any]
@@ -49,10 +50,11 @@ class Lowering:
         rules: dict[str, Rule],
         site: Callable[[Op], Any],
         callees: dict[str, Any],
+        floats: FloatModel,
     ) -> None:
         """Prepare to lower `function`."""
         self.function, self.module, self.machine = function, module, machine
-        self.rules, self.site, self.callees = rules, site, callees
+        self.rules, self.site, self.callees, self.floats = rules, site, callees, floats
         self._slots: dict[Value, int] = {}
         self._lazy: dict[Value, int] = {}
         self._demand: dict[tuple[Value, str], tuple[bool, bool]] = {}

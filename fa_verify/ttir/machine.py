@@ -13,7 +13,6 @@ from fa_verify.ttir.errors import TimeLimit
 if TYPE_CHECKING:
     from fa_verify.ttir.access import Accesses
     from fa_verify.ttir.floats import Array
-    from fa_verify.ttir.options import FloatModel
     from fa_verify.ttir.values import Selection
 
 
@@ -50,7 +49,7 @@ def _shared(values: Array) -> Array:
 class Machine:
     """What closures look at while they run. One launch at a time."""
 
-    __slots__ = ("accesses", "deadline", "floats", "grid", "lanes")
+    __slots__ = ("accesses", "deadline", "grid", "lanes")
 
     def __init__(self) -> None:
         """Hold nothing until a launch begins."""
@@ -58,7 +57,6 @@ class Machine:
         self.grid = (1, 1, 1)
         self.deadline: float | None = None
         self.accesses: Accesses
-        self.floats: FloatModel
 
     def position(self, linear: int) -> tuple[int, int, int]:
         """Coordinates of a program in the grid."""

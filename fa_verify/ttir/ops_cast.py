@@ -14,6 +14,7 @@ from fa_verify.ttir.floats import (
     Array,
     decode,
     encode,
+    narrow_once,
     round_to,
     round_toward_zero,
 )
@@ -79,23 +80,9 @@ def int_to_float(op: Op, low: Lowering) -> Step:
         elif from_unsigned:
             x = unsigned(x)
         real = x.astype(np.float64 if wide else np.float32)
-        return real if scalar in ("f32", "f64") else _narrow_once(real, scalar)
+        return real if scalar in ("f32", "f64") else narrow_once(real, scalar)
 
     return low.unary(op, convert)
-
-
-def _narrow_once(x: Array, scalar: str) -> Array:
-    """Round float64 to a narrow format with a single rounding (round-to-odd in between)."""
-    if scalar == "f16":
-        return x.astype(np.float16).astype(np.float32)
-    near = x.astype(np.float32)
-    inexact = (near.astype(np.float64) != x) & np.isfinite(near)
-    if inexact.any():  # Boldo and Melquiond 2008: rounding to odd makes the second rounding right
-        bits = near.view(np.int32)
-        too_big = np.abs(near).astype(np.float64) > np.abs(x)
-        odd = np.where(too_big & (bits & 1 == 0), bits - 1, bits) | np.int32(1)
-        near = np.where(inexact, odd.view(np.float32), near)
-    return round_to(near, scalar)
 
 
 def float_to_int(op: Op, low: Lowering) -> Step:
@@ -132,7 +119,7 @@ def truncf(op: Op, low: Lowering) -> Step:
     if "rtz" in rounding or "toward_zero" in rounding:
         return low.unary(op, lambda x: round_toward_zero(x, scalar))
     if source == "f64" and scalar in NARROW:
-        return low.unary(op, lambda x: _narrow_once(x, scalar))
+        return low.unary(op, lambda x: narrow_once(x, scalar))
     return low.unary(op, lambda x: round_to(x, scalar))
 
 

@@ -1,13 +1,13 @@
 """tt.dot: the matrix product and how its operands and accumulator are rounded.
 
-fp16, bf16 and fp8 products are exact in float32, so a float32 BLAS call differs from the tensor
-cores only in the order and rounding of the accumulation. float32 operands are treated as
+How the sum is formed is `FloatModel.accumulation`'s choice. float32 operands are treated as
 inputPrecision says:
 
 * ieee: as they are;
 * tf32: by `FloatModel.tf32`;
-* tf32x3: big + small parts, each rounded by cvt.rna.tf32, small products first (Triton's F32DotTC
-pass); * bf16x3, bf16x6: the same with two or three bfloat16 parts.
+* tf32x3: big + small parts, big rounded by cvt.rna.tf32, small products first (Triton's F32DotTC
+  pass); the tensor core then treats a small part as any tf32 operand;
+* bf16x3, bf16x6: the same with two or three bfloat16 parts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.ttir import tensor_core
 from fa_verify.ttir.errors import Unsupported
-from fa_verify.ttir.floats import Array, round_tf32, round_to, truncate_tf32
+from fa_verify.ttir.floats import FP8, Array, narrow_once, round_tf32, round_to, truncate_tf32
 from fa_verify.ttir.ops_tile import full
 
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
 
     from fa_verify.ttir.ir import Op
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step
+
+    Product = Callable[[Array, Array, Array | None], Array]  # c + a b; None is zero
+
+# Parts (of a, of b) whose products are added, in Triton's order (F32DotTC.cpp).
+_PAIRS = {
+    "tf32x3": ((1, 0), (0, 1), (0, 0)),
+    "bf16x3": ((1, 0), (0, 1), (0, 0)),
+    "bf16x6": ((1, 1), (2, 0), (0, 2), (1, 0), (0, 1), (0, 0)),
+}
 
 
 def _blas(x: Array) -> Array:
@@ -36,9 +46,23 @@ def _blas(x: Array) -> Array:
     return np.ascontiguousarray(x)
 
 
-def _product(a: Array, b: Array) -> Array:
+def _product(a: Array, b: Array, c: Array | None) -> Array:
+    """In the operands' own precision; fp16, bf16 and fp8 products are exact in float32."""
     product: Array = np.matmul(_blas(a), _blas(b))
-    return product
+    if c is None:
+        return product
+    if c.shape[0] <= product.shape[0]:
+        product += c
+        return product
+    return product + c
+
+
+def _exact(a: Array, b: Array, c: Array | None) -> Array:
+    return _product(a.astype(np.float64), b.astype(np.float64), c)
+
+
+def _integers(a: Array, b: Array, c: Array | None) -> Array:
+    return _exact(a, b, c).astype(np.int64).astype(np.int32)
 
 
 def _split(x: Array, parts: int, round_part: Callable[[Array], Array]) -> list[Array]:
@@ -50,26 +74,26 @@ def _split(x: Array, parts: int, round_part: Callable[[Array], Array]) -> list[A
     return pieces
 
 
-def _compensated(
-    parts: int, keep: int, round_part: Callable[[Array], Array]
-) -> Callable[[Array, Array], Array]:
-    """Sum of products of parts (i, j) with i + j < keep, smallest first."""
+def _compensated(precision: str, product: Product, cut: Callable[[Array], Array]) -> Product:
+    """Sum the products of the parts, smallest first, then the accumulator."""
+    *small, _ = _PAIRS[precision]
 
-    def apply(a: Array, b: Array) -> Array:
-        left, right = _split(a, parts, round_part), _split(b, parts, round_part)
-        pairs = [(i, j) for i in range(parts) for j in range(parts) if i + j < keep]
-        pairs.sort(key=lambda p: -(p[0] + p[1]))
-        result: Array | None = None
-        for i, j in pairs:
-            product = _product(left[i], right[j])
-            result = product if result is None else result + product
-        if result is None:
-            raise AssertionError
-        # inf - inf and NaN in the small parts are replaced by zero (Triton's replaceNansWithZeros).
-        if not np.isfinite(result).all():
-            plain = _product(left[0], right[0])
-            result = np.where(np.isnan(result), plain, result)
-        return result
+    def parts(x: Array) -> list[Array]:
+        if precision == "tf32x3":
+            big = round_tf32(np.ascontiguousarray(x))
+            return [big, cut(x - big)]
+        return _split(x, 3 if precision == "bf16x6" else 2, _bf16)
+
+    def apply(a: Array, b: Array, c: Array | None) -> Array:
+        left, right = parts(a), parts(b)
+        i, j = small[0]
+        total = product(left[i], right[j], None)
+        for i, j in small[1:]:
+            total = product(left[i], right[j], total)
+        # Small parts of infinities are NaN (Triton's replaceNansWithZeros).
+        total = np.where(np.isnan(total), total.dtype.type(0), total)
+        total = product(left[0], right[0], total)
+        return total if c is None else total + c
 
     return apply
 
@@ -84,19 +108,16 @@ def dot(op: Op, low: Lowering) -> Step:
     a_shape, b_shape = a_v.type.shape, b_v.type.shape
     a_s, b_s, c_s = low.slot(a_v), low.slot(b_v), low.slot(c_v)
     result = low.slot(op.results[0])
-    scalar, operand = op.results[0].type.scalar, a_v.type.scalar
-    product = _multiplier(op, low, operand, scalar)
+    scalar = op.results[0].type.scalar
+    product = _multiplier(op, low)
     zero = _is_zero(op)
 
     def step(env: Env) -> None:
-        value = product(full(env[a_s], a_shape), full(env[b_s], b_shape))
-        if not zero:
-            c = env[c_s]
-            if c.shape[0] <= value.shape[0]:
-                value += c
-            else:
-                value = value + c
-        if scalar not in ("f32", "f64", "i32"):
+        c = None if zero else env[c_s]
+        value = product(full(env[a_s], a_shape), full(env[b_s], b_shape), c)
+        if value.dtype == np.float64 and scalar != "f64":
+            value = narrow_once(value, scalar)
+        elif scalar not in ("f32", "f64", "i32"):
             value = round_to(value, scalar)
         env[result] = value
 
@@ -113,31 +134,73 @@ def _is_zero(op: Op) -> bool:
     )
 
 
-def _multiplier(
-    op: Op, low: Lowering, operand: str, scalar: str
-) -> Callable[[Array, Array], Array]:
+def _multiplier(op: Op, low: Lowering) -> Product:
+    scalar, operand = op.results[0].type.scalar, op.operands[0].type.scalar
     if scalar == "i32":
-        return lambda a, b: _product(a.astype(np.float64), b.astype(np.float64)).astype(np.int32)
-    if operand != "f32":
+        return _integers
+    if scalar == "f64":
         return _product
-    precision = op.attrs.get("inputPrecision", "ieee")
-    machine = low.machine
+    precision = op.attrs.get("inputPrecision", "ieee") if operand == "f32" else ""
+    cut = truncate_tf32 if low.floats.tf32 == "truncate" else round_tf32
+    if low.floats.accumulation == "tensor_core":
+        product = _tensor_core(op, precision)
+    else:
+        product = _exact if low.floats.accumulation == "exact" else _product
+    if precision in ("", "ieee"):
+        return product
+    if precision == "tf32":
+        return lambda a, b, c: product(
+            cut(np.ascontiguousarray(a)), cut(np.ascontiguousarray(b)), c
+        )
+    if precision in _PAIRS:
+        return _compensated(precision, product, cut)
+    msg = f"a dot with inputPrecision {precision}"
+    raise Unsupported(msg)
 
-    def tf32(a: Array, b: Array) -> Array:
-        cut = truncate_tf32 if machine.floats.tf32 == "truncate" else round_tf32
-        return _product(cut(np.ascontiguousarray(a)), cut(np.ascontiguousarray(b)))
 
-    table = {
-        "ieee": _product,
-        "tf32": tf32,
-        "tf32x3": _compensated(2, 2, round_tf32),
-        "bf16x3": _compensated(2, 2, _bf16),
-        "bf16x6": _compensated(3, 3, _bf16),
-    }
-    if precision not in table:
-        msg = f"a dot with inputPrecision {precision}"
-        raise Unsupported(msg)
-    return table[precision]
+def _tensor_core(op: Op, precision: str) -> Product:
+    """The instruction that Triton picks for sm_90 (AccelerateMatmul, supportMMA)."""
+    left, right = op.operands[0].type, op.operands[1].type
+    *batch, rows, depth = left.shape
+    columns = right.shape[-1]
+    half = op.results[0].type.scalar == "f16"
+    pair = (left.scalar, right.scalar)
+    if precision == "ieee":
+        return _with_zero(tensor_core.fma_chain)
+    unit = tensor_core.TF32 if precision.startswith("tf32") else tensor_core.HALF
+    segment = 0
+    if precision.startswith("bf16"):
+        pair = ("bf16", "bf16")
+    elif left.scalar in FP8:
+        # wgmma takes fp8; mma.sync gets it converted to fp16. num_warps is taken to be 4 or 8.
+        wide = not batch and rows % 64 == 0 and columns % 8 == 0 and depth >= 32
+        keep = int(op.attrs.get("maxNumImpreciseAcc", "0").split()[0])
+        if wide and (half or keep >= 32):
+            unit = tensor_core.FP8
+            segment = -(-keep // unit.width) * unit.width if keep <= depth and not half else 0
+        else:
+            pair = ("f16", "f16")
+    smallest = (tensor_core.SMALLEST[pair[0]], tensor_core.SMALLEST[pair[1]])
+
+    def chain(a: Array, b: Array, c: Array) -> Array:
+        return tensor_core.fused_dot(a, b, c, unit, smallest, half=half)
+
+    def promoted(a: Array, b: Array, c: Array) -> Array:
+        """Sums of `segment` products each, added in float32 (WGMMA.cpp, faddAccumulate)."""
+        zero = np.zeros((1,) * c.ndim, np.float32)
+        for start in range(0, depth, segment):
+            stop = start + segment
+            c = c + chain(a[..., start:stop], b[..., start:stop, :], zero)
+        return c
+
+    return _with_zero(promoted if segment else chain)
+
+
+def _with_zero(product: Callable[[Array, Array, Array], Array]) -> Product:
+    def apply(a: Array, b: Array, c: Array | None) -> Array:
+        return product(a, b, np.zeros((1,) * a.ndim, np.float32) if c is None else c)
+
+    return apply
 
 
 RULES: dict[str, Rule] = {"tt.dot": dot}

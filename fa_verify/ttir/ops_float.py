@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.ttir.approximate import divide, flush
 from fa_verify.ttir.floats import NARROW, Array, round_to
 from fa_verify.ttir.lower import COMPARE
 
@@ -17,13 +18,22 @@ if TYPE_CHECKING:
 
 
 def _rounded(function: Callable[..., Array]) -> Rule:
-    def rule(op: Op, low: Lowering) -> Step:
+    def rule(op: Op, low: Lowering) -> Step | None:
         scalar = op.results[0].type.scalar
         if scalar in NARROW:
             return low.nary(op, lambda *xs: round_to(function(*xs), scalar))
+        if scalar == "f32" and low.floats.subnormals == "flush":
+            return low.nary(op, lambda *xs: flush(function(*[flush(x) for x in xs])))
         return low.nary(op, function)
 
     return rule
+
+
+def quotient(op: Op, low: Lowering) -> Step | None:
+    """arith.divf."""
+    if op.results[0].type.scalar == "f32" and low.floats.functions == "approximate":
+        return _rounded(divide)(op, low)
+    return _rounded(np.divide)(op, low)
 
 
 def _exact(function: Callable[..., Array]) -> Rule:
@@ -65,7 +75,7 @@ RULES: dict[str, Rule] = {
     "arith.addf": _rounded(np.add),
     "arith.subf": _rounded(np.subtract),
     "arith.mulf": _rounded(np.multiply),
-    "arith.divf": _rounded(np.divide),
+    "arith.divf": quotient,
     "tt.precise_divf": _rounded(np.divide),
     "arith.remf": _rounded(np.fmod),
     "arith.negf": _exact(np.negative),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fa_verify.ttir import approximate
 from fa_verify.ttir.errors import Unsupported
-from fa_verify.ttir.floats import CARRIER, Array, as_torch, round_to
+from fa_verify.ttir.floats import CARRIER, Array, as_torch, fma, round_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,13 +30,6 @@ def _rsqrt(x: Array) -> Array:
     return inverse
 
 
-def _fma(a: Array, b: Array, c: Array) -> Array:
-    """A * b + c with one rounding for float32 (the product is exact in float64)."""
-    if a.dtype == np.float64:
-        return a * b + c
-    return (a.astype(np.float64) * b + c).astype(np.float32)
-
-
 def _leading_zeros(x: Array) -> Array:
     exponent = np.frexp(x.view(f"u{x.dtype.itemsize}").astype(np.float64))[1]
     return (8 * x.dtype.itemsize - exponent).astype(x.dtype)
@@ -50,7 +44,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "erfinv": _torch(torch.erfinv), "lgamma": _torch(torch.lgamma), "floor": np.floor,
     "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "nearbyint": np.rint, "roundeven": np.rint,
     "round": lambda x: np.copysign(np.floor(np.abs(x) + x.dtype.type(0.5)), x), "absf": np.abs,
-    "absi": np.abs, "fabs": np.abs, "abs": np.abs, "fma": _fma, "pow": np.power, "powf": np.power,
+    "absi": np.abs, "fabs": np.abs, "abs": np.abs, "fma": fma, "pow": np.power, "powf": np.power,
     "fmod": np.fmod, "copysign": np.copysign, "fmax": np.fmax, "fmin": np.fmin, "cbrt": np.cbrt,
     "hypot": np.hypot, "fdim": lambda a, b: np.fmax(a - b, 0), "isnan": np.isnan, "isinf": np.isinf,
     "isnand": np.isnan, "isinfd": np.isinf, "finitef": np.isfinite, "isfinited": np.isfinite,
@@ -82,9 +76,29 @@ def _elementwise(name: str) -> Rule:
         scalar = op.results[0].type.scalar
         if op.results[0].type.is_float and scalar not in ("f32", "f64"):
             return low.nary(op, lambda *xs: round_to(function(*xs), scalar))
+        if scalar == "f32" and low.floats.functions == "approximate":
+            return low.nary(op, approximate.FUNCTIONS.get(name, function))
         return low.nary(op, function)
 
     return rule
+
+
+def multiply_add(op: Op, low: Lowering) -> Step:
+    """math.fma, and what `contraction` made one (there with signs)."""
+    scalar, negate = op.results[0].type.scalar, op.attrs.get("negate", "")
+
+    def apply(a: Array, b: Array, c: Array) -> Array:
+        if negate == "product":
+            a = -a
+        elif negate:
+            c = -c
+        return a * b + c if scalar == "f64" else fma(a, b, c, scalar)
+
+    return low.nary(op, apply)
+
+
+def _precise_sqrt(op: Op, low: Lowering) -> Step:
+    return low.unary(op, np.sqrt)
 
 
 def libdevice(op: Op, low: Lowering) -> Step:
@@ -114,10 +128,11 @@ _NAMES = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan",
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "atan2", "erf", "erfc", "floor", "ceil",
     "trunc",
-    "round", "roundeven", "absf", "absi", "fma", "powf", "copysign", "cbrt", "ctlz", "ctpop",
+    "round", "roundeven", "absf", "absi", "powf", "copysign", "cbrt", "ctlz", "ctpop",
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     **{f"math.{name}": _elementwise(name) for name in _NAMES},
-    "tt.precise_sqrt": _elementwise("sqrt"),
+    "math.fma": multiply_add,
+    "tt.precise_sqrt": _precise_sqrt,
     "tt.extern_elementwise": libdevice,
 }

@@ -6,28 +6,44 @@ Plain values; nothing here runs anything.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloatModel:
-    """How the chip's arithmetic is imitated where chips differ.
+    """How the chip's arithmetic is imitated where chips differ; docs/executor.md, "Numbers".
 
     Attributes:
         name: A label for records.
         tf32: What happens to the 13 low mantissa bits of a tf32 operand. "truncate": dropped, as
             Hopper's tensor cores do when fed unconverted float32 (measured with one-hot probes on
             an H200, wgmma and mma.sync alike). "nearest_away": PTX's cvt.rna.tf32.f32.
+        accumulation: How a dot adds up. "float32": in float32, in BLAS's order, then the
+            accumulator. "exact": in float64, rounded once. "tensor_core": as Hopper's tensor cores
+            do, in groups along k, each sum truncated; float32 "ieee" dots as a chain of fused
+            multiply-adds. That takes tens of times longer.
+        subnormals: "keep": IEEE arithmetic, as in the code Triton generates. "flush": float32
+            sums, products and quotients read and write subnormal numbers as zero (PTX's .ftz).
+        functions: "correct": exponentials, roots, logarithms and quotients to within an ulp or so
+            of the exact value. "approximate": in the steps Triton compiles them to for sm_90.
+        contraction: "none": every operation rounds. "fused": a float32 product that is added or
+            subtracted at once is not rounded, as Triton's default lets LLVM do.
     """
 
     name: str = "hopper"
     tf32: Literal["truncate", "nearest_away"] = "truncate"
+    accumulation: Literal["float32", "exact", "tensor_core"] = "float32"
+    subnormals: Literal["keep", "flush"] = "keep"
+    functions: Literal["correct", "approximate"] = "correct"
+    contraction: Literal["none", "fused"] = "none"
 
     def __post_init__(self) -> None:
         """Reject unknown choices."""
-        if self.tf32 not in ("truncate", "nearest_away"):
-            msg = f"tf32={self.tf32!r}: use 'truncate' or 'nearest_away'"
-            raise ValueError(msg)
+        for field_, type_ in get_type_hints(FloatModel).items():
+            choices, value = get_args(type_), getattr(self, field_)
+            if choices and value not in choices:
+                msg = f"{field_}={value!r}: use {' or '.join(map(repr, choices))}"
+                raise ValueError(msg)
 
 
 HOPPER = FloatModel()

@@ -32,6 +32,7 @@ from fa_verify.ttir import (
 )
 from fa_verify.ttir.access import Accesses
 from fa_verify.ttir.argument import Argument
+from fa_verify.ttir.contraction import contract
 from fa_verify.ttir.control import Body
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.findings import Findings, Site
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.ir import Op, Type
     from fa_verify.ttir.lower import Rule
     from fa_verify.ttir.memory import Memory
-    from fa_verify.ttir.options import Options
+    from fa_verify.ttir.options import FloatModel, Options
 
 RULES: dict[str, Rule] = {
     **ops_choice.RULES, **ops_int.RULES, **ops_float.RULES, **ops_cast.RULES, **ops_math.RULES,
@@ -77,13 +78,14 @@ class TensorDescriptorArgument:
 class Program:
     """One specialisation of one kernel."""
 
-    def __init__(self, text: str, file: str) -> None:
+    def __init__(self, text: str, file: str, floats: FloatModel) -> None:
         """Parse and lower.
 
         Args:
             text: The TTIR module.
             file: The kernel's source file now; replaces the path the TTIR was compiled from, which
                 a compiler cache may have kept from another copy of the same source.
+            floats: How the chip's arithmetic is imitated.
 
         Raises:
             Unsupported: The kernel has an operation that cannot be run.
@@ -98,6 +100,8 @@ class Program:
         callees = [f for f in module.functions.values() if f is not module.entry]
         for function in (*callees, module.entry):
             hoist(function)
+            if floats.contraction == "fused":
+                contract(function)
             low = Lowering(
                 function=function,
                 module=module,
@@ -105,6 +109,7 @@ class Program:
                 rules=RULES,
                 site=self._site,
                 callees=self._bodies,
+                floats=floats,
             )
             self._bodies[function.name] = Body(low)
             self._peak += low.peak_bytes
@@ -149,7 +154,6 @@ class Program:
             return
         machine = self.machine
         machine.grid, machine.deadline = grid, options.deadline
-        machine.floats = options.float_model
         machine.accesses = Accesses(machine, findings, sanitize=options.sanitize)
         arguments: list[Argument] = []
         bound = [
@@ -256,8 +260,8 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 @lru_cache(maxsize=1024)
-def program_for(text: str, file: str) -> Program:
-    """The program for a TTIR text, parsed and lowered at most once.
+def program_for(text: str, file: str, floats: FloatModel) -> Program:
+    """The program for a TTIR text under a float model, parsed and lowered at most once.
 
     Meanwhile cyclic garbage is not collected: a collection in the midst of so many young objects
     costs ten times the lowering itself.
@@ -265,7 +269,7 @@ def program_for(text: str, file: str) -> Program:
     enabled = gc.isenabled()
     gc.disable()
     try:
-        return Program(text, file)
+        return Program(text, file, floats)
     finally:
         if enabled:
             gc.enable()

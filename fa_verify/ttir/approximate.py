@@ -1,0 +1,127 @@
+"""float32 functions in the steps that Triton compiles them to for sm_90.
+
+Read off the PTX of Triton 3.6 to 3.9 (identical there): `ex2.approx`, `rsqrt.approx` and their like
+are the hardware's own, taken here as correctly rounded but for subnormal numbers, which the .ftz
+variants read and write as zero (PTX ISA, "Floating Point Instructions"); logarithms and erf are
+libdevice's polynomials, step by step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fa_verify.ttir.floats import fma
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fa_verify.ttir.floats import Array
+
+_SMALLEST = np.float32(2.0**-126)
+_LOG2E = np.float32(1.4426950408889634)
+
+
+def flush(x: Array) -> Array:
+    """Subnormal numbers as zeros of the same sign."""
+    tiny = np.abs(x) < _SMALLEST
+    return np.where(tiny, np.copysign(x.dtype.type(0), x), x) if tiny.any() else x
+
+
+def _exp2(x: Array) -> Array:
+    """ex2.approx.f32."""
+    return np.exp2(x.astype(np.float64)).astype(np.float32)
+
+
+def _constants(words: str) -> Array:
+    return np.array([int(word, 16) for word in words.split()], np.uint32).view(np.float32)
+
+
+def _polynomial(x: Array, coefficients: Array) -> Array:
+    """Horner's rule by fused multiply-adds, the highest power first."""
+    total: Array = np.broadcast_to(coefficients[0], x.shape)
+    for coefficient in coefficients[1:]:
+        total = fma(total, x, coefficient)
+    return total
+
+
+_LOG = _constants(
+    "BE055027 3E1039F6 BDF8CDCC 3E0F2955 BE2AD8B9 3E4CED0B BE7FFF22 3EAAAA78 BF000000"
+)
+_LOG2 = _constants(
+    "3DC6B27F BE2C7F30 3E2FCF2A BE374E43 3E520BF4 BE763C8B 3E93BF99 BEB8AA49 3EF6384A BF38AA3B"
+)
+_LN2, _LOG2E_LOW = _constants("3F317218 3FB8AA3B")
+
+
+def _split_exponent(x: Array, pivot: int) -> tuple[Array, Array]:
+    """Exponent e and m near 0 of x = 2**e (1 + m)."""
+    small = x < _SMALLEST
+    scaled = np.where(small, x * np.float32(2.0**23), x)
+    bits = scaled.view(np.int32)
+    exponent = (bits + np.int32(pivot)) & np.int32(-8388608)
+    mantissa = (bits - exponent).view(np.float32)
+    start = np.where(small, np.float32(-23), np.float32(0))
+    unit = np.array(2.0**-23, np.float32)
+    return fma(exponent.astype(np.float32), unit, start), mantissa - np.float32(1)
+
+
+def _special(x: Array, result: Array) -> Array:
+    """Logarithms of zero, infinity and what has none."""
+    result = np.where(x == 0, -np.float32(np.inf), result)
+    result = np.where(x == np.float32(np.inf), x, result)
+    return np.where((x < 0) | np.isnan(x), np.float32(np.nan), result)
+
+
+def _log(x: Array) -> Array:
+    e, m = _split_exponent(x, -1059760811)
+    tail = m * _polynomial(m, _LOG)
+    return _special(x, fma(e, _LN2, fma(tail, m, m)))
+
+
+def _log2(x: Array) -> Array:
+    e, m = _split_exponent(x, -1060439283)
+    tail = m * (m * _polynomial(m, _LOG2))
+    return _special(x, e + fma(m, _LOG2E_LOW, tail))
+
+
+_ERF_NEAR = _constants("38B1E96A BA574D20 3BAAD5EA BCDC1BE7 3DE718AF BEC093AC 3E0375D3")
+_ERF_FAR = _constants("3789CA3C B9F560B9 3BAC840B BD0C8162 3E1CF906 3F6A937E 3F20D842")
+_ERF_LIMIT = _constants("3F8060FE")[0]
+
+
+def _erf(x: Array) -> Array:
+    magnitude = np.abs(flush(x))
+    square = x * x
+    near = fma(_polynomial(square, _ERF_NEAR), x, x)
+    exponent = fma(_polynomial(magnitude, _ERF_FAR), -magnitude, -magnitude)
+    far = np.copysign(np.float32(1) - flush(_exp2(exponent)), x)
+    return np.where(magnitude >= _ERF_LIMIT, far, near)
+
+
+def divide(a: Array, b: Array) -> Array:
+    """div.full.f32: a product with the reciprocal of the scaled divisor."""
+    mantissa, exponent = np.frexp(b)
+    quotient = a * (np.float32(1) / mantissa)
+    return np.ldexp(quotient, -exponent)
+
+
+def _flushing(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    def apply(x: Array) -> Array:
+        return flush(function(flush(x)))
+
+    return apply
+
+
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "exp": lambda x: _exp2(x * _LOG2E),
+    "exp2": _flushing(_exp2),
+    "log": _log,
+    "log2": _log2,
+    "sqrt": _flushing(np.sqrt),
+    "rsqrt": _flushing(lambda x: (1 / np.sqrt(x.astype(np.float64))).astype(np.float32)),
+    "erf": _erf,
+    "floor": _flushing(np.floor),
+    "ceil": _flushing(np.ceil),
+}

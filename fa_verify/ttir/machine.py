@@ -12,6 +12,7 @@ from fa_verify.ttir.errors import TimeLimit
 
 if TYPE_CHECKING:
     from fa_verify.ttir.access import Accesses
+    from fa_verify.ttir.addresses import Addresses
     from fa_verify.ttir.floats import Array
     from fa_verify.ttir.values import Selection
 
@@ -49,7 +50,7 @@ def _shared(values: Array) -> Array:
 class Machine:
     """What closures look at while they run. One launch at a time."""
 
-    __slots__ = ("accesses", "deadline", "grid", "lanes")
+    __slots__ = ("accesses", "addresses", "deadline", "grid", "lanes")
 
     def __init__(self) -> None:
         """Hold nothing until a launch begins."""
@@ -57,6 +58,7 @@ class Machine:
         self.grid = (1, 1, 1)
         self.deadline: float | None = None
         self.accesses: Accesses
+        self.addresses: Addresses
 
     def position(self, linear: int) -> tuple[int, int, int]:
         """Coordinates of a program in the grid."""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import (
     CARRIER,
     NARROW,
@@ -19,6 +18,7 @@ from fa_verify.ttir.floats import (
     round_toward_zero,
 )
 from fa_verify.ttir.ops_int import UNSIGNED, unsigned, wrapped
+from fa_verify.ttir.ops_memory import cast_pointer
 
 if TYPE_CHECKING:
     from fa_verify.ttir.ir import Op
@@ -139,16 +139,8 @@ def fp_to_fp(op: Op, low: Lowering) -> Step:
 def bitcast(op: Op, low: Lowering) -> Step:
     """arith.bitcast and tt.bitcast: the same bits as another type of the same width."""
     source, target = op.operands[0].type, op.results[0].type
-    if source.scalar == "ptr":  # the element type is taken from where the pointer is used
-        same = (source.pointee or source).bits == (target.pointee or target).bits
-        byte_bool = {"i1", "i8"} >= {
-            (source.pointee or source).scalar,
-            (target.pointee or target).scalar,
-        }
-        if not same and not byte_bool:
-            msg = f"a pointer cast from {source} to {target}"
-            raise Unsupported(msg)
-        return low.unary(op, lambda x: x)
+    if source.scalar == "ptr":
+        return cast_pointer(op, low)
     if "i1" in (source.scalar, target.scalar):
         if source.scalar == target.scalar:
             return low.unary(op, lambda x: x)

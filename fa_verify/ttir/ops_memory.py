@@ -8,15 +8,18 @@ import numpy as np
 
 from fa_verify.ttir.cells import Access
 from fa_verify.ttir.errors import Unsupported
+from fa_verify.ttir.floats import RAW, Array
 from fa_verify.ttir.ops_int import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fa_verify.ttir.floats import Array
     from fa_verify.ttir.ir import Op, Type, Value
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step
     from fa_verify.ttir.values import Pointer
+
+
+_STORED = {"ptr": "i64"}
 
 
 def int64(x: Array) -> Array:
@@ -54,55 +57,77 @@ def masks_of(op: Op, low: Lowering, position: int) -> Callable[[Env], tuple[Arra
 
 
 def load(op: Op, low: Lowering) -> Step:
-    """tt.load."""
+    """tt.load; pointers lie in memory as addresses."""
     pointer, result = low.slot(op.operands[0]), low.slot(op.results[0])
+    loaded = op.results[0].type
     scalar, shape = pointee(op.operands[0]).scalar, op.operands[0].type.shape
-    if scalar == "ptr":
-        msg = "a load of pointers"
-        raise Unsupported(msg)
     masks = masks_of(op, low, 1)
     other = low.slot(op.operands[2]) if len(op.operands) > 2 else None
-    access, machine = Access(low.site(op), shape, scalar), low.machine
+    access, machine = Access(low.site(op), shape, _STORED.get(scalar, scalar)), low.machine
 
     def step(env: Env) -> None:
         fill = None if other is None else env[other]
         env[result] = machine.accesses.load(access, env[pointer], masks(env), fill)
 
-    return step
+    def load_pointers(env: Env) -> None:
+        fill = None if other is None else address_of(env[other], loaded)
+        found = machine.accesses.load(access, env[pointer], masks(env), fill)
+        env[result] = machine.addresses.pointer(found, target(loaded))
+
+    return load_pointers if scalar == "ptr" else step
 
 
 def store(op: Op, low: Lowering) -> Step:
-    """tt.store."""
+    """tt.store; pointers are stored as addresses."""
     pointer, value = low.slot(op.operands[0]), low.slot(op.operands[1])
+    stored = op.operands[1].type
     scalar, shape = pointee(op.operands[0]).scalar, op.operands[0].type.shape
-    if scalar == "ptr":
-        msg = "a store of pointers"
-        raise Unsupported(msg)
     masks = masks_of(op, low, 2)
-    access, machine = Access(low.site(op), shape, scalar), low.machine
+    access, machine = Access(low.site(op), shape, _STORED.get(scalar, scalar)), low.machine
 
     def step(env: Env) -> None:
         machine.accesses.store(access, env[pointer], env[value], masks(env))
 
-    return step
+    def store_pointers(env: Env) -> None:
+        addresses = address_of(env[value], stored)
+        machine.accesses.store(access, env[pointer], addresses, masks(env))
+
+    return store_pointers if scalar == "ptr" else step
+
+
+def target(type_: Type) -> str:
+    """What the elements that a pointer points to are in memory; addresses for pointers."""
+    scalar = type_.pointee.scalar if type_.pointee is not None else ""
+    return _STORED.get(scalar, scalar)
+
+
+def address_of(pointer: Pointer, type_: Type) -> Array:
+    """Byte addresses."""
+    offsets, which = pointer.select_arrays(pointer.args)
+    bases = np.array([arg.address for arg in pointer.args], np.int64)
+    addresses: Array = bases[which] + offsets * RAW[target(type_)].itemsize
+    return addresses
 
 
 def ptr_to_int(op: Op, low: Lowering) -> Step:
     """tt.ptr_to_int: the byte address."""
-    bits = pointee(op.operands[0]).bits
-
-    def apply(pointer: Pointer) -> Array:
-        offsets, which = pointer.select_arrays(pointer.args)
-        bases = np.array([arg.address for arg in pointer.args], np.int64)
-        address: Array = bases[which] + offsets * max(bits // 8, 1)
-        return address
-
-    return low.unary(op, apply)
+    type_ = op.operands[0].type
+    return low.unary(op, lambda x: address_of(x, type_))
 
 
 def int_to_ptr(op: Op, low: Lowering) -> Step:
-    """tt.int_to_ptr cannot be run yet: an address names no argument."""
-    raise low.failure(op, "operation tt.int_to_ptr (an address made from an integer)")()  # noqa: RSE102 - makes it
+    """tt.int_to_ptr: whatever tensor lies at the address."""
+    scalar, machine = target(op.results[0].type), low.machine
+    return low.unary(op, lambda x: machine.addresses.pointer(int64(x), scalar))
+
+
+def cast_pointer(op: Op, low: Lowering) -> Step:
+    """tt.bitcast of a pointer: the same memory as other elements."""
+    machine, scalar = low.machine, target(op.results[0].type)
+    size = RAW[target(op.operands[0].type)].itemsize
+    if RAW[scalar].itemsize == size:
+        return low.unary(op, lambda x: x)
+    return low.unary(op, lambda x: machine.addresses.cast(x, size, scalar))
 
 
 RULES: dict[str, Rule] = {

@@ -31,7 +31,7 @@ from fa_verify.ttir import (
     ops_tile,
 )
 from fa_verify.ttir.access import Accesses
-from fa_verify.ttir.argument import Argument
+from fa_verify.ttir.addresses import Addresses
 from fa_verify.ttir.contraction import contract
 from fa_verify.ttir.control import Body
 from fa_verify.ttir.errors import Unsupported
@@ -42,8 +42,7 @@ from fa_verify.ttir.ir import dismantle
 from fa_verify.ttir.lower import MASK_OPERAND, Lowering
 from fa_verify.ttir.machine import Lanes, Machine
 from fa_verify.ttir.parser import parse
-from fa_verify.ttir.roots import stored_arguments
-from fa_verify.ttir.tracking import Tracking
+from fa_verify.ttir.roots import ADDRESSES, stored_arguments
 from fa_verify.ttir.values import Descriptor, Pointer
 
 if TYPE_CHECKING:
@@ -155,75 +154,33 @@ class Program:
         machine = self.machine
         machine.grid, machine.deadline = grid, options.deadline
         machine.accesses = Accesses(machine, findings, sanitize=options.sanitize)
-        arguments: list[Argument] = []
+        machine.addresses = addresses = Addresses(memory)
         bound = [
-            self._bind(name, value, type_, memory, arguments)
+            _bind(name, value, type_, addresses)
             for name, value, type_ in zip(names, values, self.types, strict=True)
         ]
-        machine.accesses.reports.arguments, machine.accesses.reports.memory = arguments, memory
+        reports = machine.accesses.reports
+        reports.arguments, reports.memory = addresses.arguments, memory
         if options.sanitize:
-            self._track(bound, arguments)
+            self._track(bound, addresses)
         body = self._bodies[self.name]
         with np.errstate(all="ignore"):
             for linear in self._waves(grid, count, options):
                 machine.check()
                 machine.lanes = Lanes.of(linear, grid)
                 body(bound)
-        for argument in arguments:
+        for argument in addresses.arguments:
             argument.finish()
 
-    def _bind(
-        self,
-        name: str,
-        value: Any,
-        type_: Type,
-        memory: Memory,
-        arguments: list[Argument],
-    ) -> Any:
-        if type_.scalar == "ptr":
-            if type_.pointee is None:
-                raise AssertionError
-            argument = Argument(name, _tensor(value), type_.pointee.scalar, memory)
-            arguments.append(argument)
-            return Pointer((argument,), (np.zeros(1, np.int64),))
-        if type_.scalar == "desc":
-            if type_.pointee is None:
-                raise AssertionError
-            argument = Argument(name, _tensor(value.base), type_.pointee.scalar, memory)
-            arguments.append(argument)
-            return Descriptor(
-                Pointer((argument,), (np.zeros(1, np.int64),)),
-                tuple(np.array([x], np.int64) for x in value.shape),
-                tuple(np.array([x], np.int64) for x in value.strides),
-                type_.pointee.shape, type_.pointee.scalar, value.nan_padding,
-                value.round_f32_to_tf32,
-            )  # fmt: skip
-        carrier = CARRIER[type_.scalar]
-        if carrier.kind == "f":
-            return round_to(np.array([value], np.float64), type_.scalar)
-        number = int(value)
-        if carrier.kind == "b":
-            return np.array([bool(number)])
-        bits = carrier.itemsize * 8
-        number &= (1 << bits) - 1
-        return np.array([number - (1 << bits) if number >> (bits - 1) else number], carrier)
-
-    def _track(self, bound: Sequence[Any], arguments: Sequence[Argument]) -> None:
+    def _track(self, bound: Sequence[Any], addresses: Addresses) -> None:
         """Attach race tracking to every argument whose storage this kernel writes to."""
-        shared: dict[tuple[int, int], Tracking] = {}
-        pointers = [
-            value.base if isinstance(value, Descriptor) else value
-            for value in bound
-            if isinstance(value, Pointer | Descriptor)
-        ]
-        positions = [i for i, v in enumerate(bound) if isinstance(v, Pointer | Descriptor)]
-        for position, pointer in zip(positions, pointers, strict=True):
-            argument = pointer.args[0]
-            if position in self.stored and argument.size:
-                key = (argument.key, argument.flat.itemsize)
-                shared.setdefault(key, Tracking(argument.storage_elements))
-        for argument in arguments:
-            argument.tracking = shared.get((argument.key, argument.flat.itemsize))
+        addresses.stores_anywhere = ADDRESSES in self.stored
+        pointers = [x.base if isinstance(x, Descriptor) else x for x in bound]
+        for position, pointer in enumerate(pointers):
+            if isinstance(pointer, Pointer):
+                addresses.track(pointer.args[0], stored=position in self.stored)
+        for argument in addresses.arguments:  # what shares a storage with a later one
+            addresses.track(argument, stored=False)
 
     def _waves(self, grid: tuple[int, int, int], count: int, options: Options) -> list[Array]:
         """Linear program numbers, wave by wave, in schedule order."""
@@ -246,6 +203,35 @@ class Program:
         rows = np.split(order, range(grid[0], count, grid[0]))
         pieces = -(-grid[0] // width)
         return [wave for row in rows for wave in np.array_split(row, pieces)]
+
+
+def _bind(name: str, value: Any, type_: Type, addresses: Addresses) -> Any:
+    """One argument as a run-time value."""
+    if type_.scalar == "ptr":
+        if type_.pointee is None:
+            raise AssertionError
+        argument = addresses.argument(name, _tensor(value), type_.pointee.scalar)
+        return Pointer((argument,), (np.zeros(1, np.int64),))
+    if type_.scalar == "desc":
+        if type_.pointee is None:
+            raise AssertionError
+        argument = addresses.argument(name, _tensor(value.base), type_.pointee.scalar)
+        return Descriptor(
+            Pointer((argument,), (np.zeros(1, np.int64),)),
+            tuple(np.array([x], np.int64) for x in value.shape),
+            tuple(np.array([x], np.int64) for x in value.strides),
+            type_.pointee.shape, type_.pointee.scalar, value.nan_padding,
+            value.round_f32_to_tf32,
+        )  # fmt: skip
+    carrier = CARRIER[type_.scalar]
+    if carrier.kind == "f":
+        return round_to(np.array([value], np.float64), type_.scalar)
+    number = int(value)
+    if carrier.kind == "b":
+        return np.array([bool(number)])
+    bits = carrier.itemsize * 8
+    number &= (1 << bits) - 1
+    return np.array([number - (1 << bits) if number >> (bits - 1) else number], carrier)
 
 
 def _tensor(value: Any) -> torch.Tensor:

@@ -16,6 +16,7 @@ _WRITES = frozenset({
     "tt.descriptor_reduce", "tt.descriptor_scatter",
 })  # fmt: skip
 _POINTERS = ("ptr", "desc")
+ADDRESSES = -1  # stands for whatever lies at an address that the kernel makes
 
 
 class _Classes:
@@ -70,12 +71,19 @@ def _join(op: Op, classes: _Classes) -> None:
             classes.join(operand, result)
 
 
+def _from_address(op: Op) -> bool:
+    return op.name == "tt.int_to_ptr" or (
+        op.name == "tt.load" and op.results[0].type.scalar == "ptr"
+    )
+
+
 def _stored(function: Function, module: Module, memo: dict[str, set[int]]) -> set[int]:
     if function.name in memo:
         return memo[function.name]
     memo[function.name] = set()
     classes = _Classes()
     written: list[Value] = []
+    anywhere = False
     for op in function.walk():
         _join(op, classes)
         if op.name in _WRITES:
@@ -83,13 +91,19 @@ def _stored(function: Function, module: Module, memo: dict[str, set[int]]) -> se
         elif op.name == "tt.call":
             name = next(w for w in op.words if w.startswith("@"))[1:].strip('"')
             inner = _stored(module.functions[name], module, memo)
-            written += [op.operands[i] for i in inner]
+            written += [op.operands[i] for i in inner if i != ADDRESSES]
+            anywhere = anywhere or ADDRESSES in inner
     if len(function.body.blocks) > 1:
         passed = [a for b in function.body.blocks for a in b.args if a.type.scalar in _POINTERS]
         if passed:
             memo[function.name] = set(range(len(function.args)))
             return memo[function.name]
     roots = {id(classes.find(value)) for value in written}
+    if anywhere or any(
+        _from_address(op) and id(classes.find(op.results[0])) in roots for op in function.walk()
+    ):
+        memo[function.name] = {ADDRESSES, *range(len(function.args))}
+        return memo[function.name]
     memo[function.name] = {
         i for i, arg in enumerate(function.args) if id(classes.find(arg)) in roots
     }

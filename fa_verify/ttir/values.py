@@ -76,8 +76,8 @@ class Pointer:
     def select_arrays(self, args: tuple[Argument, ...]) -> tuple[Array, Array]:
         """Offsets and index into `args` (a superset of ours) as arrays."""
         offsets = total(self.terms)
-        renumber = np.array([args.index(a) for a in self.args], np.int8)
-        which = np.zeros((1,) * offsets.ndim, np.int8) if self.which is None else self.which
+        renumber = np.array([args.index(a) for a in self.args], np.int32)
+        which = np.zeros((1,) * offsets.ndim, np.int32) if self.which is None else self.which
         return offsets, renumber[which]
 
 

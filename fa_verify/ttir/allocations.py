@@ -53,7 +53,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = self._kinds[func]
         if written is None:
             if isinstance(result, torch.Tensor):
-                self._poison(result)
+                with torch._C.DisableTorchFunction():  # noqa: SLF001 - devices must not be redirected
+                    self._poison(result)
         else:
             for position, name in written:
                 value = args[position] if position < len(args) else kwargs.get(name)

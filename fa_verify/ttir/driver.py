@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.compiler.compiler import CompiledKernel
 
 from fa_verify.ttir import session
 from fa_verify.ttir.compiler import CAPABILITY
@@ -21,15 +22,34 @@ if TYPE_CHECKING:
 DEVICE = 90_777
 
 
+class Module(bytes):
+    """What we load: the TTIR itself."""
+
+
+def _keep_modules_ours() -> None:
+    """Let a kernel that dies after its execution ask no other driver to unload our module."""
+    unload = getattr(CompiledKernel, "__del__", None)  # Triton 3.8 has it, 3.7 does not
+
+    def unload_others(kernel: Any) -> None:
+        if unload is not None and not isinstance(getattr(kernel, "module", None), Module):
+            unload(kernel)
+
+    if unload is not None:
+        CompiledKernel.__del__ = unload_others
+
+
+_keep_modules_ours()
+
+
 class Utilities:
     """What Triton asks of a driver besides launching."""
 
     def load_binary(
         self, name: str, kernel: bytes, shared: int, device: int
-    ) -> tuple[bytes, bytes, int, int, int]:
+    ) -> tuple[Module, bytes, int, int, int]:
         """Return (module, function, registers, spills, most threads)."""
         del name, shared, device
-        return kernel, kernel, 0, 0, 1 << 20
+        return Module(kernel), kernel, 0, 0, 1 << 20
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         """Return a Hopper's limits under the names Triton uses."""
@@ -67,15 +87,19 @@ class Launcher:
         if enter is not None:
             enter(launch_metadata)
         began = time.perf_counter()
-        program = program_for(function.decode(), self.file, run.options.float_model)
-        compiled = time.perf_counter()
         names: list[str] = []
         values: list[Any] = []
         for (name, type_), value in zip(self.signature, args, strict=True):
             for flat_name, flat_value in _flatten(str(name), type_, value):
                 names.append(flat_name)
                 values.append(flat_value)
-        with torch.utils._python_dispatch._disable_current_modes():  # noqa: SLF001
+        with (
+            run.noting(),
+            torch.utils._python_dispatch._disable_current_modes(),  # noqa: SLF001
+            torch._C.DisableTorchFunction(),  # noqa: SLF001 - devices must not be redirected
+        ):
+            program = program_for(function.decode(), self.file, run.options.float_model)
+            compiled = time.perf_counter()
             program.run(
                 names,
                 values,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from fa_verify.ttir.options import Incident
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fa_verify.ttir.argument import Argument
 
 
@@ -25,8 +27,9 @@ class Site:
 class Findings:
     """Incidents of one execution."""
 
-    def __init__(self, limit: int) -> None:
-        """Keep at most `limit` different incidents."""
+    def __init__(self, limit: int, tell: Callable[[Incident], None] | None = None) -> None:
+        """Keep at most `limit` different incidents; `tell` hears of each when it first occurs."""
+        self._tell = tell
         self.incidents: list[Incident] = []
         self._index: dict[tuple[str, str, str, int, str], int] = {}
         self._limit = limit
@@ -74,3 +77,5 @@ class Findings:
                 landed=landed,
             )
         )
+        if self._tell is not None:
+            self._tell(self.incidents[-1])

@@ -91,6 +91,24 @@ class Options:
             raise ValueError(msg)
 
 
+def parse_options(schedule: str, config: int, sanitize: bool) -> Options:  # noqa: FBT001 - a flag
+    """Options from a command line's words; `schedule` may be "shuffled:SEED".
+
+    Raises:
+        ValueError: They mean nothing.
+    """
+    order, colon, seed = schedule.partition(":")
+    if colon and not (order == "shuffled" and seed.isdecimal()):
+        msg = f"schedule={schedule!r}: use 'forward', 'reverse', 'shuffled' or 'shuffled:SEED'"
+        raise ValueError(msg)
+    return Options(
+        schedule=order,  # type: ignore[arg-type]  # Options validates it
+        schedule_seed=int(seed or 0),
+        config=config,
+        sanitize=sanitize,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """Something a kernel did that it must not do; `count` lanes did it at this line.

@@ -17,13 +17,14 @@ from triton.runtime.driver import driver as active_driver
 from fa_verify.ttir import hopper
 from fa_verify.ttir.allocations import Allocations
 from fa_verify.ttir.autotune import pinned
+from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.findings import Findings
 from fa_verify.ttir.heap import keep_freed_memory
 from fa_verify.ttir.memory import Memory
 from fa_verify.ttir.options import Incident, Launch, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -39,15 +40,18 @@ class Run:
         options: As given to `execute`.
         launches: Kernels launched, in order.
         configs: Kernel name to the number of autotune configurations it offers, as far as seen.
+        unsupported: What launches could not run, also where their caller caught the exception.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, tell: Callable[[Incident], None] | None = None) -> None:
         """Start empty."""
         self.options = options
         self.launches: list[Launch] = []
         self.configs: dict[str, int] = {}
+        self.unsupported: list[Unsupported] = []
         self.memory = Memory()
-        self.findings = Findings(options.max_incidents)
+        self.findings = Findings(options.max_incidents, tell)
+        self.allocations = Allocations(self.memory)
 
     @property
     def incidents(self) -> list[Incident]:
@@ -72,6 +76,15 @@ class Run:
         """Note a launch (called by the driver)."""
         self.launches.append(Launch(**fields))
 
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Remember what cannot be run (called by the driver)."""
+        try:
+            yield
+        except Unsupported as error:
+            self.unsupported.append(error)
+            raise
+
 
 def current() -> Run:
     """The execution under way.
@@ -83,6 +96,11 @@ def current() -> Run:
         msg = "a kernel was launched outside `with ttir.execute(...)`"
         raise RuntimeError(msg)
     return _running[-1]
+
+
+def watching() -> tuple[Allocations, ...]:
+    """The torch dispatch modes of the execution under way: one, or none."""
+    return tuple(run.allocations for run in _running)
 
 
 def version() -> tuple[int, int]:
@@ -117,11 +135,14 @@ def activated() -> Iterator[None]:
 
 
 @contextmanager
-def execute(options: Options = _DEFAULT) -> Iterator[Run]:
+def execute(
+    options: Options = _DEFAULT, *, tell: Callable[[Incident], None] | None = None
+) -> Iterator[Run]:
     """Run Triton kernels on CPU tensors until the context ends.
 
     Args:
         options: How to execute.
+        tell: Hears of each incident when it first occurs.
 
     Yields:
         The run: incidents and launches appear in it as they happen.
@@ -135,12 +156,12 @@ def execute(options: Options = _DEFAULT) -> Iterator[Run]:
     from fa_verify.ttir.compiler import origin  # noqa: PLC0415 - needs triton's NVIDIA backend
 
     keep_freed_memory()
-    run = Run(options)
+    run = Run(options, tell)
     with ExitStack() as stack:
         stack.enter_context(activated())
         stack.callback(origin.reset, origin.set(options.origin or str(Path.cwd())))
         stack.enter_context(pinned(options.config, run.configs))
         _running.append(run)
         stack.callback(_running.clear)
-        stack.enter_context(Allocations(run.memory))
+        stack.enter_context(run.allocations)
         yield run

@@ -1,0 +1,161 @@
+"""Runs what was written for device="cuda" on the CPU: `redirected`.
+
+Owns everything outside single tensors that must be replaced for it: generators, autocast, custom
+operators, timing loops, and what cannot be had (CUDA graphs). Single tensors are the business of
+`devices`, torch.cuda's answers that of `hopper`.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+import triton.testing
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fa_verify.ttir import hopper, session
+from fa_verify.ttir.devices import GPU, Devices, Inheritance, Redirection, real
+from fa_verify.ttir.errors import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    _Keeper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@contextmanager
+def redirected() -> Iterator[None]:
+    """Make tensors asked for on cuda on the CPU, and let them answer as if they were on cuda.
+
+    Meant for a whole process: what other threads do is not redirected.
+    """
+    devices = Devices()
+    modes = (Inheritance(devices), Redirection(devices))
+    with ExitStack() as stack:
+        stack.enter_context(hopper.answering())
+        for owner, replacements in _replacements(modes[0].kernels, functools.partial(_kept, modes)):
+            stack.enter_context(patch.multiple(owner, **replacements))
+        for mode in modes:
+            stack.enter_context(mode)
+        yield
+
+
+def _kept(modes: tuple[Inheritance, Redirection], fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` with all modes on: torch switches them off while it runs its own functions."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        on = {id(mode) for mode in _get_current_dispatch_mode_stack()}
+        on |= {id(mode) for mode in _get_current_function_mode_stack()}  # type: ignore[no-untyped-call]
+        with torch._C._EnableTorchFunction(), ExitStack() as stack:  # noqa: SLF001
+            wanted: tuple[AbstractContextManager[Any], ...]
+            wanted = (modes[0], *session.watching(), modes[1])
+            for mode in wanted:
+                if id(mode) not in on:
+                    stack.enter_context(mode)
+            return fn(*args, **kwargs)
+
+    return call
+
+
+def _replacements(kernels: dict[str, Any], kept: _Keeper) -> Iterator[tuple[Any, dict[str, Any]]]:
+    from fa_verify.ttir.driver import Driver  # noqa: PLC0415 - needs triton's NVIDIA backend
+
+    yield Driver, {"get_active_torch_device": lambda _: GPU}
+    yield torch.cuda, {"_lazy_init": lambda: None, "CUDAGraph": _no_graphs, "graph": _no_graphs}
+    run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # noqa: SLF001
+    yield torch.autograd, {"_engine_run_backward": kept(run_backward)}
+    yield torch.library.Library, _libraries(kernels, kept)
+    yield torch, {"Generator": _Generator, "compile": _compile, **_autocast_queries()}
+    yield torch.autocast, {"__init__": _autocast_init(torch.autocast.__init__)}
+    yield triton.testing, {"do_bench": _do_bench, "do_bench_cudagraph": _do_bench}
+
+
+def _no_graphs(*_: Any, **__: Any) -> Any:
+    """CUDA graphs record launches without running them."""
+    msg = "torch.cuda.CUDAGraph: a graph is replayed by the driver, which does not exist here"
+    raise Unsupported(msg)
+
+
+class _Generator(torch.Generator):
+    """A CPU generator that says it is where it was asked for."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        made: Any = super().__new__(cls, real(device))  # type: ignore[call-arg]
+        made._asked = torch.device(device)  # noqa: SLF001 - our own attribute
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where it was asked for."""
+        asked: torch.device = self._asked  # type: ignore[attr-defined]
+        return GPU if asked.type == "cuda" else asked
+
+
+def _compile(model: Any = None, **_: Any) -> Any:
+    """torch.compile: the function as it is; kernels that Inductor would generate are not tested."""
+    return (lambda fn: fn) if model is None else model
+
+
+def _libraries(kernels: dict[str, Any], kept: _Keeper) -> dict[str, Any]:
+    """Methods of torch.library.Library: kernels for CUDA are called for tensors believed there."""
+    library: Any = torch.library.Library
+    impl, destroy = library.impl, library._destroy  # noqa: SLF001
+    owners: dict[str, Any] = {}
+
+    def register(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **kwargs: Any) -> Any:
+        if fn is torch.library.fallthrough_kernel:
+            return impl(self, op_name, fn, dispatch_key, **kwargs)
+        if dispatch_key != "CUDA":
+            return impl(self, op_name, kept(fn), dispatch_key, **kwargs)
+        name = (op_name if isinstance(op_name, str) else op_name.name()).removesuffix(".default")
+        name = name if "::" in name else f"{self.ns}::{name}"
+        kernels[name], owners[name] = kept(fn), self
+        return None
+
+    def forget(self: Any) -> None:
+        for name in [name for name, owner in owners.items() if owner is self]:
+            del kernels[name], owners[name]
+        destroy(self)
+
+    return {"impl": register, "_destroy": forget}
+
+
+def _autocast_init(original: Any) -> Callable[..., None]:
+    """autocast.__init__: the CPU's autocast, with cuda's default dtype."""
+
+    def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", torch.float16 if dtype is None else dtype
+        original(self, device_type, dtype, *args, **kwargs)
+
+    return init
+
+
+def _autocast_queries() -> dict[str, Any]:
+    """What custom_fwd and custom_bwd ask about cuda's autocast is answered about the CPU's."""
+
+    def about_cpu(original: Any) -> Callable[..., Any]:
+        def query(device_type: str = "cuda", *args: Any) -> Any:
+            return original("cpu" if device_type == "cuda" else device_type, *args)
+
+        return query
+
+    names = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled",
+             "set_autocast_dtype")  # fmt: skip
+    queries: dict[str, Any] = {name: about_cpu(getattr(torch, name)) for name in names}
+    queries["get_autocast_gpu_dtype"] = functools.partial(torch.get_autocast_dtype, "cpu")
+    return queries
+
+
+def _do_bench(fn: Callable[[], Any], *_: Any, **options: Any) -> Any:
+    """triton.testing.do_bench: run once and time nothing; not-a-number can not be misread."""
+    fn()
+    quantiles = options.get("quantiles")
+    if quantiles is not None:
+        return [float("nan")] * len(quantiles) if len(quantiles) > 1 else float("nan")
+    return [float("nan")] if options.get("return_mode") == "all" else float("nan")

@@ -1,0 +1,139 @@
+"""``python -m fa_verify.ttir``: scripts and test suites written for a GPU."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fa_verify.ttir.__main__ import main
+
+KERNEL = """
+import sys
+import pytest, torch, triton, triton.language as tl
+
+@triton.jit
+def add_one(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if MASKED:
+        x = tl.load(x_ptr + i, mask=i < n)
+    else:
+        x = tl.load(x_ptr + i)  # past the end
+    tl.store(y_ptr + i, x + 1, mask=i < n)
+
+@triton.jit
+def strange(x_ptr):
+    tl.inline_asm_elementwise("strange $0;", "=r,r", [tl.load(x_ptr)], tl.int32, False, 1)
+
+def run(masked):
+    x = torch.randn(100, device="cuda")
+    assert x.is_cuda
+    y = torch.empty_like(x)
+    add_one[(2,)](x, y, 100, 64, masked)
+    torch.testing.assert_close(y, x + 1)
+"""
+SCRIPT = (
+    KERNEL
+    + """
+word = sys.argv[1]
+if word == "strange":
+    try:
+        strange[(1,)](torch.ones(1, device="cuda", dtype=torch.int32))
+    except Exception:
+        print("fallback")
+else:
+    run(word != "bad")
+print("arguments:", *sys.argv[1:])
+if word == "raises":
+    raise KeyError("the script's own")
+sys.exit(7 if word == "exits" else 0)
+"""
+)
+SUITE = (
+    KERNEL
+    + """
+@pytest.mark.parametrize("masked", [True, False])
+def test_add_one(masked):
+    run(masked)
+
+def test_strange():
+    strange[(1,)](torch.ones(1, device="cuda", dtype=torch.int32))
+
+def test_wrong():
+    assert add_one is strange
+"""
+)
+BAD_LINE = 1 + SCRIPT.splitlines().index("        x = tl.load(x_ptr + i)  # past the end")
+
+
+def tool(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "fa_verify.ttir", *arguments],
+        cwd=cwd, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tool")
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "test_suite.py").write_text(SUITE)
+    return folder
+
+
+def test_an_incident_is_named_and_fails_the_script(folder):
+    done = tool("script.py", "bad", "-m", "--config", cwd=folder)
+    assert done.returncode == 1
+    assert done.stdout == "arguments: bad -m --config\n"
+    assert f"script.py:{BAD_LINE}: out-of-bounds-read in add_one: x_ptr" in done.stderr
+    assert "x = tl.load(x_ptr + i)  # past the end" in done.stderr
+
+
+def test_a_clean_script_ends_well(folder):
+    done = tool("script.py", "good", cwd=folder)
+    assert done.returncode == 0
+    assert "1 launches of 1 kernels, no incident" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "said"),
+    [
+        ("exits", 7, "no incident"),
+        ("raises", 1, 'KeyError: "the script\'s own"'),
+        ("strange", 1, "unsupported: cannot run operation tt.elementwise_inline_asm"),
+    ],
+)
+def test_the_exit_code_is_the_scripts_own(folder, capsys, monkeypatch, word, code, said):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main([str(folder / "script.py"), word]) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert "runpy" not in err
+
+
+def test_tests_fail_one_by_one_also_in_workers(folder):
+    done = tool("-m", "pytest", "-n", "2", "-W", "error", "-p", "no:cacheprovider", cwd=folder)
+    assert done.returncode == 1
+    assert "2 failed, 1 passed, 1 unsupported" in done.stdout
+    assert "FAILED test_suite.py::test_add_one[False]" in done.stdout
+    assert "FAILED test_suite.py::test_wrong" in done.stdout
+    assert f"test_suite.py:{BAD_LINE}: out-of-bounds-read in add_one: x_ptr" in done.stdout
+    assert "UNSUPPORTED test_suite.py::test_strange: cannot run" in done.stdout
+    assert "2 launches of 1 kernels, watched" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give a script, or -m and a module"),
+        (["nowhere.py"], "script='nowhere.py': no such file"),
+        (["-m", "nowhere"], "module='nowhere': cannot be found"),
+        (["--schedule", "serial", "script.py"], "schedule='serial'"),
+        (["--config", "-1", "script.py"], "config=-1"),
+    ],
+)
+def test_misuse_is_told(folder, capsys, monkeypatch, arguments, said):
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err

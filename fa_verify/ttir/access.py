@@ -41,12 +41,14 @@ class Update:
     Attributes:
         function: (old, *operands) -> new; None: the cell is only read.
         used: Whether anybody looks at what was there before.
-        acquires: Whether it orders other accesses of the program.
+        acquires: Whether later accesses of the program come after what was released here.
+        releases: Whether earlier accesses of the program come before whoever acquires here.
     """
 
     function: Callable[..., Array] | None
     used: bool
     acquires: bool
+    releases: bool
 
 
 class Accesses:
@@ -209,6 +211,9 @@ class Accesses:
             if arg.tracking is not None and arg.size and cells.length:
                 touched, _ = self._touch(access, arg, cells, everyone=True)
                 self.races.read(touched)
+        turns = self.machine.turns
+        if turns is not None and turns.watching and arg.size and cells.length:
+            turns.saw(self._touch(access, arg, cells)[0])
         carrier = CARRIER[scalar]
         fill = carrier.type(0) if other is None else other
         if cells.axis is not None:
@@ -248,7 +253,11 @@ class Accesses:
         watched = self.sanitize and arg.tracking is not None
         if watched:
             self.races.write(touched, raw)
-        cells.of(arg, arg.flat)[touched.index] = raw
+        flat, turns = cells.of(arg, arg.flat), self.machine.turns
+        before = None if turns is None else flat[touched.index]
+        flat[touched.index] = raw
+        if turns is not None and before is not None:
+            turns.changed(touched, before)
         if arg.shadow is not None:
             cells.of(arg, arg.shadow)[touched.index] = True
         if watched and self.machine.lanes.linear.size > 1:
@@ -300,9 +309,18 @@ class Accesses:
         touched, chosen = self._touch(access, arg, cells, *spread, everyone=True)
         before = np.zeros(touched.index.shape, CARRIER[access.scalar])
         if touched.index.size and cells.length and arg.size:
+            turns = self.machine.turns
             if self.sanitize and arg.tracking is not None:
-                self.races.atomic(touched, orders=update.acquires and used and not access.shape)
+                orders = turns is not None or not access.shape  # a tile of locks would be slow
+                self.races.atomic(
+                    touched,
+                    acquires=orders and update.acquires and used,
+                    releases=orders and update.releases,
+                )
+            held = None if turns is None else touched.of(arg.flat)[touched.index]
             before = _carry_out(touched, update, chosen, before)
+            if turns is not None and held is not None:
+                turns.did_atomic(touched, held)
         if not used:
             return before
         full = np.zeros((self.machine.lanes.linear.size, *access.shape), before.dtype)

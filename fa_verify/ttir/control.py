@@ -1,4 +1,4 @@
-"""Control flow over lanes: scf.for, scf.if, scf.while, branches, calls.
+"""Control flow over lanes: scf.for, scf.if, branches, calls (scf.while is in `whiles`).
 
 Where programs disagree, the lanes that go a way are cut out of every value that way reads, run on
 their own, and put back together. Inside, nothing ever runs under a mask.
@@ -6,7 +6,6 @@ their own, and put back together. Inside, nothing ever runs under a mask.
 
 from __future__ import annotations
 
-import time
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step, Steps
     from fa_verify.ttir.machine import Lanes, Machine
     from fa_verify.ttir.values import RuntimeValue, Selection
-
-# A loop that may wait for another program is given up after this long without a program leaving it.
-_SPIN_SECONDS, _SPIN_TURNS = 2.0, 5000
 
 
 def run(steps: Steps, env: Env) -> None:
@@ -66,7 +62,8 @@ class Narrowed:
             self.env[slot] = value
 
 
-def _assign(env: Env, slots: Sequence[int], values: Sequence[RuntimeValue]) -> None:
+def assign(env: Env, slots: Sequence[int], values: Sequence[RuntimeValue]) -> None:
+    """Put values into slots."""
     for slot, value in zip(slots, values, strict=True):
         env[slot] = value
 
@@ -105,7 +102,7 @@ def scf_for(op: Op, low: Lowering) -> Step:
     def iterate(env: Env, carried: list[Any], index: Array) -> list[Any]:
         machine.check()
         env[induction] = index
-        _assign(env, carried_slots, carried)
+        assign(env, carried_slots, carried)
         carried.clear()
         run(body, env)
         return [env[s] for s in yields]
@@ -118,7 +115,7 @@ def scf_for(op: Op, low: Lowering) -> Step:
         if lower.size == upper.size == stride.size == 1:
             for i in range(int(lower[0]), int(upper[0]), max(int(stride[0]), 1)):
                 carried = iterate(env, carried, np.array([i], dtype))
-            _assign(env, results, carried)
+            assign(env, results, carried)
             return
         lower, upper, stride = np.broadcast_arrays(lower, upper, np.maximum(stride, 1))
         trips = np.maximum(-((lower - upper) // stride), 0)
@@ -126,14 +123,14 @@ def scf_for(op: Op, low: Lowering) -> Step:
         for k in range(first):
             carried = iterate(env, carried, _index(lower, stride, k, dtype))
         if first == int(trips.max()):
-            _assign(env, results, carried)
+            assign(env, results, carried)
             return
         stash = Stash(trips.size)
         active: Array = np.arange(trips.size)
         start = first
         for goal in np.unique(trips):
             if goal > start:
-                with Narrowed(machine, env, live, _compact(active)):
+                with Narrowed(machine, env, live, compact(active)):
                     low_n, stride_n = lower[active], stride[active]
                     for k in range(start, int(goal)):
                         carried = iterate(env, carried, _index(low_n, stride_n, k, dtype))
@@ -141,10 +138,10 @@ def scf_for(op: Op, low: Lowering) -> Step:
             leaving = trips[active] == goal
             out, rest = selection(leaving), selection(~leaving)
             left = active[leaving]
-            stash.put(_compact(left), [take(v, out) for v in carried])
+            stash.put(compact(left), [take(v, out) for v in carried])
             carried = [take(v, rest) for v in carried]
             active = active[~leaving]
-        _assign(env, results, stash.results())
+        assign(env, results, stash.results())
 
     return step
 
@@ -154,7 +151,8 @@ def _index(lower: Array, stride: Array, k: int, dtype: Any) -> Array:
     return index[:1] if (index == index[0]).all() else index
 
 
-def _compact(index: Array) -> Selection:
+def compact(index: Array) -> Selection:
+    """Lane numbers, as a slice if they are neighbours."""
     if index.size and index[-1] - index[0] + 1 == index.size:
         return slice(int(index[0]), int(index[-1]) + 1)
     return index
@@ -180,7 +178,7 @@ def scf_if(op: Op, low: Lowering) -> Step:
         if test.size == 1 or (test == test[0]).all():
             steps, yields = branches[0 if taken else 1]
             run(steps, env)
-            _assign(env, results, [env[s] for s in yields])
+            assign(env, results, [env[s] for s in yields])
             return
         stash = Stash(test.size)
         for (steps, yields), keep in zip(branches, (test, ~test), strict=True):
@@ -190,67 +188,9 @@ def scf_if(op: Op, low: Lowering) -> Step:
                     run(steps, env)
                     stash.put(where, [env[s] for s in yields])
         if results:
-            _assign(env, results, stash.results())
+            assign(env, results, stash.results())
 
     return step
-
-
-def scf_while(op: Op, low: Lowering) -> Step:
-    """scf.while: programs leave as their condition turns false."""
-    machine = low.machine
-    before, after = op.regions[0].blocks[0], op.regions[1].blocks[0]
-    inits = [low.slot(x) for x in op.operands]
-    results = [low.slot(x) for x in op.results]
-    before_args = [low.slot(x) for x in before.args]
-    after_args = [low.slot(x) for x in after.args]
-    before_steps, condition_op = low.block(before)
-    condition = low.slot(condition_op.operands[0])
-    forwarded = [low.slot(x) for x in condition_op.operands[1:]]
-    after_steps, yield_op = low.block(after)
-    yields = [low.slot(x) for x in yield_op.operands]
-    live = low.live_ins(op)
-    hopeless = low.failure(op, "a loop that waits for another program")
-    waits = any(x.name.startswith("tt.atomic") for x in op.walk()) or _reads_only(op)
-
-    def step(env: Env) -> None:
-        lanes = machine.lanes.linear.size
-        stash = Stash(lanes)
-        active: Array = np.arange(lanes)
-        carried = [env[s] for s in inits]
-        turns, began = 0, time.monotonic()  # since a program last got out
-        while active.size:
-            machine.check()
-            turns += 1
-            if waits and turns > _SPIN_TURNS and time.monotonic() - began > _SPIN_SECONDS:
-                raise hopeless()
-            where = _compact(active)
-            with Narrowed(machine, env, live, where):
-                _assign(env, before_args, carried)
-                run(before_steps, env)
-                test = env[condition]
-                values = [env[s] for s in forwarded]
-                if test.size == 1:
-                    test = np.broadcast_to(test, active.shape)
-                if not test.all():
-                    stash.put(_compact(active[~test]), [take(v, selection(~test)) for v in values])
-                    values = [take(v, selection(test)) for v in values]
-                    turns, began = 0, time.monotonic()
-                active = active[test]
-            if not active.size:
-                break
-            with Narrowed(machine, env, live, _compact(active)):
-                _assign(env, after_args, values)
-                run(after_steps, env)
-                carried = [env[s] for s in yields]
-        if results:
-            _assign(env, results, stash.results())
-
-    return step
-
-
-def _reads_only(op: Op) -> bool:
-    """Whether a loop's condition depends on memory: it may wait for somebody to write it."""
-    return any(x.name == "tt.load" for b in op.regions[0].blocks for o in b.ops for x in o.walk())
 
 
 _BRANCHES = frozenset({"tt.return", "cf.br", "cf.cond_br", "tt.map_elementwise.return"})
@@ -289,7 +229,7 @@ class Graph:
             run(self.steps[number], env)
             operands, successors = self.terminators[number]
             if not successors:
-                stash.put(_compact(where), [env[s] for s in operands])
+                stash.put(compact(where), [env[s] for s in operands])
                 continue
             test = env[operands[0]] if operands else np.ones(1, np.bool_)
             if test.size == 1 or (test == test[0]).all():
@@ -309,7 +249,7 @@ class Graph:
     def _enter(self, successor: tuple[str, list[int]], env: Env) -> int:
         label, slots = successor
         target = self.numbers[label]
-        _assign(env, self.block_args[target], [env[s] for s in slots])
+        assign(env, self.block_args[target], [env[s] for s in slots])
         return target
 
 
@@ -325,7 +265,7 @@ class Body:
     def __call__(self, values: Sequence[RuntimeValue]) -> list[RuntimeValue]:
         """Run on all current lanes; return the function's results."""
         env = self.template.copy()
-        _assign(env, self.args, values)
+        assign(env, self.args, values)
         return self.graph(env)
 
 
@@ -347,7 +287,7 @@ def map_elementwise(op: Op, low: Lowering) -> Step:
         scalars = [column for s in sources for column in _columns(env[s], packed, pack)]
         owner = np.repeat(np.arange(programs), count // programs)
         with Narrowed(machine, env, live, owner):
-            _assign(env, graph.block_args[0], scalars)
+            assign(env, graph.block_args[0], scalars)
             done = graph(env)
         for i, result in enumerate(results):
             columns = [np.broadcast_to(x, count) for x in done[i * pack : (i + 1) * pack]]
@@ -372,7 +312,7 @@ def call(op: Op, low: Lowering) -> Step:
     callees = low.callees
 
     def step(env: Env) -> None:
-        _assign(env, results, callees[name]([env[s] for s in operands]))
+        assign(env, results, callees[name]([env[s] for s in operands]))
 
     return step
 
@@ -380,7 +320,6 @@ def call(op: Op, low: Lowering) -> Step:
 RULES: dict[str, Rule] = {
     "scf.for": scf_for,
     "scf.if": scf_if,
-    "scf.while": scf_while,
     "tt.call": call,
     "tt.map_elementwise": map_elementwise,
 }

@@ -51,10 +51,12 @@ class Lowering:
         site: Callable[[Op], Any],
         callees: dict[str, Any],
         floats: FloatModel,
+        waiting: frozenset[Op] = frozenset(),
     ) -> None:
-        """Prepare to lower `function`."""
+        """Prepare to lower `function`; `waiting` are loops that may wait for another program."""
         self.function, self.module, self.machine = function, module, machine
         self.rules, self.site, self.callees, self.floats = rules, site, callees, floats
+        self.waiting = waiting
         self._slots: dict[Value, int] = {}
         self._lazy: dict[Value, int] = {}
         self._demand: dict[tuple[Value, str], tuple[bool, bool]] = {}

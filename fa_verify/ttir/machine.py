@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.access import Accesses
     from fa_verify.ttir.addresses import Addresses
     from fa_verify.ttir.floats import Array
+    from fa_verify.ttir.turns import Turns
     from fa_verify.ttir.values import Selection
 
 
@@ -50,13 +51,14 @@ def _shared(values: Array) -> Array:
 class Machine:
     """What closures look at while they run. One launch at a time."""
 
-    __slots__ = ("accesses", "addresses", "deadline", "grid", "lanes")
+    __slots__ = ("accesses", "addresses", "deadline", "grid", "lanes", "turns")
 
     def __init__(self) -> None:
         """Hold nothing until a launch begins."""
         self.lanes = Lanes.of(np.zeros(1, np.int32), (1, 1, 1))
         self.grid = (1, 1, 1)
         self.deadline: float | None = None
+        self.turns: Turns | None = None  # when programs take turns instead of running in lockstep
         self.accesses: Accesses
         self.addresses: Addresses
 

@@ -46,15 +46,19 @@ def _compare_and_swap(old: Array, expected: Array, new: Array) -> Array:
     return np.where(old.view(kind) == expected.view(kind), new, old)
 
 
+def _orders(op: Op, how: str) -> bool:
+    return how in op.words or "acq_rel" in op.words
+
+
 def _atomic(op: Op, low: Lowering, function: Callable[..., Array] | None, operands: int) -> Step:
     """An atomic operation whose pointer is followed by `operands` values and perhaps a mask."""
     pointer, *values = [low.slot(x) for x in op.operands[: 1 + operands]]
     result = low.slot(op.results[0]) if op.results else None
     masks = masks_of(op, low, 1 + operands)
     access = Access(low.site(op), op.operands[0].type.shape, pointee(op.operands[0]).scalar)
-    acquires = not {"acquire", "acq_rel", "release"}.isdisjoint(op.words)
-    used = bool(op.results and op.results[0].users)
-    update, machine = Update(function, used, acquires), low.machine
+    used, machine = bool(op.results and op.results[0].users), low.machine
+    acquires, releases = (_orders(op, word) for word in ("acquire", "release"))
+    update = Update(function, used=used, acquires=acquires, releases=releases)
 
     def step(env: Env) -> None:
         before = machine.accesses.atomic(
@@ -90,7 +94,8 @@ def atomic_poll(op: Op, low: Lowering) -> Step:
     """tt.atomic_poll: with a timeout, time is up if the value is not there yet."""
     pointer, expected, result = (low.slot(x) for x in (*op.operands[:2], op.results[0]))
     access = Access(low.site(op), op.operands[0].type.shape, pointee(op.operands[0]).scalar)
-    update, machine = Update(None, used=True, acquires="acquire" in op.words), low.machine
+    update = Update(None, used=True, acquires=_orders(op, "acquire"), releases=False)
+    machine = low.machine
     patient = len(op.operands) == 2
     hopeless = low.failure(op, "a poll for a value that no earlier program wrote")
 

@@ -54,8 +54,12 @@ class Options:
     """How to execute.
 
     Attributes:
-        schedule: Order in which programs take their turn.
+        schedule: Order in which programs take their turn. "forward", "reverse", "shuffled": waves
+            in lockstep, in order of program number, its reverse, or any. "serial": one program
+            after the other. Programs that wait for each other take turns in the same order.
         schedule_seed: Seeds the order when schedule is "shuffled".
+        residents: Programs that run at a time when programs wait for each other; None: all.
+            A chip holds so many a multiprocessor; where the rest is waited for, it hangs.
         float_model: See `FloatModel`.
         config: Index of the autotune configuration to pin, modulo the number offered.
         sanitize: Look for out-of-bounds accesses, reads of unwritten memory and races. Without it
@@ -68,8 +72,9 @@ class Options:
         deadline: A `time.monotonic()` moment after which `TimeLimit` is raised.
     """
 
-    schedule: Literal["forward", "reverse", "shuffled"] = "forward"
+    schedule: Literal["forward", "reverse", "shuffled", "serial"] = "forward"
     schedule_seed: int = 0
+    residents: int | None = None
     float_model: FloatModel = HOPPER
     config: int = 0
     sanitize: bool = True
@@ -80,11 +85,14 @@ class Options:
 
     def __post_init__(self) -> None:
         """Reject values that mean nothing."""
-        if self.schedule not in ("forward", "reverse", "shuffled"):
-            msg = f"schedule={self.schedule!r}: use 'forward', 'reverse' or 'shuffled'"
+        if self.schedule not in ("forward", "reverse", "shuffled", "serial"):
+            msg = f"schedule={self.schedule!r}: use 'forward', 'reverse', 'shuffled' or 'serial'"
             raise ValueError(msg)
         if self.memory_limit <= 0:
             msg = f"memory_limit={self.memory_limit}: must be positive"
+            raise ValueError(msg)
+        if self.residents is not None and self.residents <= 0:
+            msg = f"residents={self.residents}: must be positive"
             raise ValueError(msg)
         if self.config < 0:
             msg = f"config={self.config}: must not be negative"

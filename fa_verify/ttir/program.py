@@ -29,6 +29,7 @@ from fa_verify.ttir import (
     ops_memory,
     ops_reduce,
     ops_tile,
+    whiles,
 )
 from fa_verify.ttir.access import Accesses
 from fa_verify.ttir.addresses import Addresses
@@ -43,10 +44,12 @@ from fa_verify.ttir.lower import MASK_OPERAND, Lowering
 from fa_verify.ttir.machine import Lanes, Machine
 from fa_verify.ttir.parser import parse
 from fa_verify.ttir.roots import ADDRESSES, stored_arguments
+from fa_verify.ttir.turns import Turns
 from fa_verify.ttir.values import Descriptor, Pointer
+from fa_verify.ttir.waits import waiting_loops
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fa_verify.ttir.floats import Array
     from fa_verify.ttir.ir import Op, Type
@@ -58,6 +61,7 @@ RULES: dict[str, Rule] = {
     **ops_choice.RULES, **ops_int.RULES, **ops_float.RULES, **ops_cast.RULES, **ops_math.RULES,
     **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES, **ops_memory.RULES,
     **ops_atomic.RULES, **ops_descriptor.RULES, **ops_host.RULES, **control.RULES,
+    **whiles.RULES,
 }  # fmt: skip
 LIBRARY = "/triton/language/"  # locations under it are attributed to the kernel that called in
 _WAVE_BYTES = 4 << 20  # live tile data of a wave: about one core's share of the outer caches
@@ -96,6 +100,8 @@ class Program:
         self._file = file or self._compiled_from
         self._bodies: dict[str, Body] = {}
         self._peak = 1
+        waiting = waiting_loops(module)
+        self._waits = bool(waiting)
         callees = [f for f in module.functions.values() if f is not module.entry]
         for function in (*callees, module.entry):
             hoist(function)
@@ -109,15 +115,11 @@ class Program:
                 site=self._site,
                 callees=self._bodies,
                 floats=floats,
+                waiting=waiting,
             )
             self._bodies[function.name] = Body(low)
             self._peak += low.peak_bytes
         self.stored = stored_arguments(module)
-        self.serial = any(
-            op.name == "scf.while" and any(x.name.startswith("tt.atomic") for x in op.walk())
-            for function in module.functions.values()
-            for op in function.walk()
-        )
         dismantle(module)
 
     def _site(self, op: Op) -> Site:
@@ -164,11 +166,18 @@ class Program:
         if options.sanitize:
             self._track(bound, addresses)
         body = self._bodies[self.name]
-        with np.errstate(all="ignore"):
-            for linear in self._waves(grid, count, options):
-                machine.check()
-                machine.lanes = Lanes.of(linear, grid)
-                body(bound)
+
+        def advance(linear: Array) -> None:
+            machine.check()
+            machine.lanes = Lanes.of(linear, grid)
+            body(bound)
+
+        if self._waits:
+            self._take_turns(count, options, advance)
+        else:
+            with np.errstate(all="ignore"):
+                for linear in self._waves(grid, count, options):
+                    advance(linear)
         for argument in addresses.arguments:
             argument.finish()
 
@@ -182,15 +191,19 @@ class Program:
         for argument in addresses.arguments:  # what shares a storage with a later one
             addresses.track(argument, stored=False)
 
+    def _take_turns(self, count: int, options: Options, advance: Callable[[Array], None]) -> None:
+        residents = options.residents or max(1, options.memory_limit // self._peak)
+        turns = self.machine.turns = Turns(self.machine, options, residents)
+        try:
+            turns.run(_order(count, options), advance)
+        finally:
+            self.machine.turns = None
+
     def _waves(self, grid: tuple[int, int, int], count: int, options: Options) -> list[Array]:
         """Linear program numbers, wave by wave, in schedule order."""
-        order = np.arange(count, dtype=np.int32)
-        if options.schedule == "reverse":
-            order = order[::-1].copy()
-        elif options.schedule == "shuffled":
-            order = np.random.default_rng(options.schedule_seed).permutation(order)
+        order = _order(count, options)
         budget = min(_WAVE_BYTES, options.memory_limit)
-        width = 1 if self.serial else max(1, min(count, budget // self._peak))
+        width = 1 if options.schedule == "serial" else max(1, min(count, budget // self._peak))
         if width >= count:
             return [order]
         if options.schedule == "shuffled":
@@ -232,6 +245,16 @@ def _bind(name: str, value: Any, type_: Type, addresses: Addresses) -> Any:
     bits = carrier.itemsize * 8
     number &= (1 << bits) - 1
     return np.array([number - (1 << bits) if number >> (bits - 1) else number], carrier)
+
+
+def _order(count: int, options: Options) -> Array:
+    """Linear program numbers in the order in which they begin."""
+    order = np.arange(count, dtype=np.int32)
+    if options.schedule == "reverse":
+        return order[::-1].copy()
+    if options.schedule == "shuffled":
+        order = np.random.default_rng(options.schedule_seed).permutation(order)
+    return order
 
 
 def _tensor(value: Any) -> torch.Tensor:

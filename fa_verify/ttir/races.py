@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Order:
     """Which programs are known to precede which: an atomic's result orders its users.
 
-    A program that reads the result of an atomic comes after all that changed the same address
-    before. What those did after their own atomic is taken to be ordered as well, so a race there is
-    missed; the alternative is to call every lock a race.
+    A program that reads the result of an atomic that acquires comes after all whose atomics on the
+    same address released before. What those did after their own atomic is taken to be ordered as
+    well, so a race there is missed; the alternative is to call every lock a race.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,17 @@ class Order:
         self._address: dict[tuple[int, int], int] = {}
         self._before: dict[int, int] = {}
 
-    def through(self, key: int, index: Array, program: Array) -> None:
-        """Programs (numbers from 1) did an atomic on scalar addresses, in this order."""
-        self.known = True
+    def through(
+        self, key: int, index: Array, program: Array, *, acquires: bool, releases: bool
+    ) -> None:
+        """Programs (numbers from 1) did an atomic on these addresses, in this order."""
         for at, who in zip(index.tolist(), program.tolist(), strict=True):
-            earlier = self._address.get((key, at), 0)
-            mine = self._before.get(who, 0) | earlier
-            self._before[who] = mine
-            self._address[key, at] = earlier | mine | (1 << who)
+            mine, held = self._before.get(who, 0), self._address.get((key, at), 0)
+            if acquires and held:
+                mine = self._before[who] = mine | held
+                self.known = True
+            if releases:
+                self._address[key, at] = held | mine | (1 << who)
 
     def unordered(self, wrong: Array, earlier: Array, later: Array) -> Array:
         """`wrong` without those whose `earlier` program is known to precede `later`."""
@@ -157,8 +160,8 @@ class Races:
             )
             writers[touched.index] = np.where(lost, np.int32(MANY), writers[touched.index])
 
-    def atomic(self, touched: Touched, *, orders: bool) -> None:
-        """An atomic update; `orders` if the program learns its result."""
+    def atomic(self, touched: Touched, *, acquires: bool, releases: bool) -> None:
+        """An atomic update; `acquires` only if the program learns its result."""
         tracking = self._tracking(touched)
         writer, foreign = self._others(touched, tracking.writer)
         how = "updates atomically what {who} wrote plainly"
@@ -173,6 +176,7 @@ class Races:
         after = view[touched.index]
         if (after != me).any():  # within this very operation
             view[touched.index] = np.where(after != me, np.int32(MANY), after)
-        if orders:
+        if acquires or releases:
             at: Array = touched.index + touched.arg.origin
-            self.order.through(touched.arg.key, at, touched.program)
+            who = touched.program
+            self.order.through(touched.arg.key, at, who, acquires=acquires, releases=releases)

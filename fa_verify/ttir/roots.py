@@ -77,36 +77,60 @@ def _from_address(op: Op) -> bool:
     )
 
 
+def callee(op: Op) -> str:
+    """Name of the function that a tt.call calls."""
+    return next(word for word in op.words if word.startswith("@"))[1:].strip('"')
+
+
+class Aliases:
+    """What the pointers inside one function may point into, and whether it is stored to.
+
+    Attributes:
+        anywhere: The function stores to an address that it makes itself.
+    """
+
+    def __init__(
+        self, function: Function, module: Module, memo: dict[str, set[int]] | None = None
+    ) -> None:
+        """Look at all operations; `memo` keeps what is known of functions that are called."""
+        memo = {} if memo is None else memo
+        self._classes = _Classes()
+        written: list[Value] = []
+        made: list[Value] = []
+        self.anywhere = False
+        for op in function.walk():
+            _join(op, self._classes)
+            if op.name in _WRITES:
+                written.append(op.operands[0])
+            elif op.name == "tt.call":
+                inner = _stored(module.functions[callee(op)], module, memo)
+                written += [op.operands[i] for i in inner if i != ADDRESSES]
+                self.anywhere = self.anywhere or ADDRESSES in inner
+            elif _from_address(op):
+                made.append(op.results[0])
+        self._written = {id(self._classes.find(value)) for value in written}
+        self.anywhere = self.anywhere or any(
+            id(self._classes.find(value)) in self._written for value in made
+        )
+        self._arguments = {id(self._classes.find(arg)) for arg in function.args}
+        # Branches pass pointers on in ways that are not followed here.
+        self._unknown = len(function.body.blocks) > 1 and any(
+            arg.type.scalar in _POINTERS for block in function.body.blocks for arg in block.args
+        )
+
+    def may_be_stored(self, pointer: Value) -> bool:
+        """Whether the function may store to where `pointer` points."""
+        found = id(self._classes.find(pointer))
+        unknown = self.anywhere or self._unknown or found not in self._arguments
+        return unknown or found in self._written
+
+
 def _stored(function: Function, module: Module, memo: dict[str, set[int]]) -> set[int]:
-    if function.name in memo:
-        return memo[function.name]
-    memo[function.name] = set()
-    classes = _Classes()
-    written: list[Value] = []
-    anywhere = False
-    for op in function.walk():
-        _join(op, classes)
-        if op.name in _WRITES:
-            written.append(op.operands[0])
-        elif op.name == "tt.call":
-            name = next(w for w in op.words if w.startswith("@"))[1:].strip('"')
-            inner = _stored(module.functions[name], module, memo)
-            written += [op.operands[i] for i in inner if i != ADDRESSES]
-            anywhere = anywhere or ADDRESSES in inner
-    if len(function.body.blocks) > 1:
-        passed = [a for b in function.body.blocks for a in b.args if a.type.scalar in _POINTERS]
-        if passed:
-            memo[function.name] = set(range(len(function.args)))
-            return memo[function.name]
-    roots = {id(classes.find(value)) for value in written}
-    if anywhere or any(
-        _from_address(op) and id(classes.find(op.results[0])) in roots for op in function.walk()
-    ):
-        memo[function.name] = {ADDRESSES, *range(len(function.args))}
-        return memo[function.name]
-    memo[function.name] = {
-        i for i, arg in enumerate(function.args) if id(classes.find(arg)) in roots
-    }
+    if function.name not in memo:
+        memo[function.name] = set()
+        aliases = Aliases(function, module, memo)
+        found = {i for i, arg in enumerate(function.args) if aliases.may_be_stored(arg)}
+        memo[function.name] = found | ({ADDRESSES} if aliases.anywhere else set())
     return memo[function.name]
 
 

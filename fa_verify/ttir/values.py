@@ -119,6 +119,21 @@ def take(value: RuntimeValue, lanes: Selection) -> RuntimeValue:
     return value
 
 
+def same(a: RuntimeValue, b: RuntimeValue) -> bool:
+    """Whether two values are surely equal."""
+    if a is b:
+        return True
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return bool(np.array_equal(a, b))
+    if isinstance(a, Pointer) and isinstance(b, Pointer):
+        return (
+            a.args == b.args
+            and a.which is b.which
+            and bool(np.array_equal(total(a.terms), total(b.terms)))
+        )
+    return False
+
+
 def merge(parts: Sequence[tuple[Selection, RuntimeValue]], lanes: int) -> RuntimeValue:
     """Put values of disjoint sets of program lanes together; inverse of `take`."""
     values = [value for _, value in parts]

@@ -232,7 +232,8 @@ def test_what_cannot_be_run_names_operation_and_line():
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"schedule": "serial"}, "schedule="),
+        ({"schedule": "parallel"}, "schedule="),
+        ({"residents": 0}, "residents="),
         ({"memory_limit": 0}, "memory_limit="),
         ({"config": -1}, "config="),
     ],

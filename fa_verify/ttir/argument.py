@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import as_strided
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import RAW, Array
@@ -99,7 +98,8 @@ class Argument:
         found = self._windows.get(key)
         if found is None:
             shape = (flat.size - length + 1, length)
-            window = as_strided(flat, shape, (flat.itemsize, flat.itemsize))
+            step = (flat.itemsize, flat.itemsize)
+            window: Array = np.ndarray(shape, flat.dtype, flat.data, 0, step)
             found = self._windows[key] = (flat, window)
         return found[1]
 

@@ -31,9 +31,9 @@ def merge_terms(terms: Sequence[Array]) -> Terms:
     """Add up terms that vary along the same tile axes."""
     if len(terms) < 2:
         return tuple(terms)
-    grouped: dict[tuple[bool, ...], Array] = {}
+    grouped: dict[tuple[int, ...], Array] = {}
     for term in terms:
-        key = tuple([extent != 1 for extent in term.shape[1:]])
+        key = term.shape[1:]  # each extent is the tile's or 1
         seen = grouped.get(key)
         grouped[key] = term if seen is None else seen + term
     return tuple(grouped.values())
@@ -62,6 +62,8 @@ class Pointer:
 
     def shift(self, offsets: Sequence[Array]) -> Pointer:
         """Move by a sum of int64 terms."""
+        if len(self.terms) == len(offsets) == 1 and self.terms[0].shape == offsets[0].shape:
+            return Pointer(self.args, (self.terms[0] + offsets[0],), self.which)
         return Pointer(self.args, merge_terms((*self.terms, *offsets)), self.which)
 
     def map(self, function: Callable[[Array], Array]) -> Pointer:

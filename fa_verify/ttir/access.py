@@ -215,7 +215,7 @@ class Accesses:
         if turns is not None and turns.watching and arg.size and cells.length:
             turns.saw(self._touch(access, arg, cells)[0])
         carrier = CARRIER[scalar]
-        fill = carrier.type(0) if other is None else other
+        fill = np.asarray(carrier.type(0)) if other is None else other
         if cells.axis is not None:
             return _load_window(access, arg, cells, fill)
         if arg.size:
@@ -358,26 +358,26 @@ def _by_run(access: Access, cells: Cells, values: Array) -> Array:
 
 def _load_window(access: Access, arg: Argument, cells: Cells, fill: Any) -> Array:
     axis, carrier, rank = cells.axis or 0, CARRIER[access.scalar], len(access.shape)
-    first_fill = np.asarray(fill).reshape(-1)[0]
-    if cells.length == 0:
-        values = np.full((*cells.index.shape, cells.full), first_fill, carrier)
+    index, valid = cells.index, cells.valid
+    first_fill = fill if fill.ndim == 0 else fill.reshape(-1)[0]
+    shape = index.shape
+    if valid is None and 0 < cells.length == cells.full:
+        values = decode(arg.window(arg.flat, cells.length)[index], access.scalar)
     else:
-        values = decode(arg.window(arg.flat, cells.length)[cells.index], access.scalar)
-        if cells.length < cells.full:
-            padded = np.empty((*cells.index.shape, cells.full), carrier)
-            padded[..., : cells.length] = values
-            padded[..., cells.length :] = first_fill
-            values = padded
-    valid = cells.valid
-    if valid is not None:
-        shape = np.broadcast_shapes(valid.shape, cells.index.shape)
-        if values.shape[:-1] != shape:
-            values = np.broadcast_to(values, (*shape, cells.full)).copy()
-        valid = np.broadcast_to(valid, shape)
-        values[~valid] = first_fill
+        if valid is not None:
+            shape = np.broadcast_shapes(valid.shape, shape)
+        values = np.empty((*shape, cells.full), carrier)
+        values[...] = first_fill
+        if cells.length:
+            where: Any = ...
+            if valid is not None:  # masked-off runs are not even looked at
+                where = np.broadcast_to(valid, shape)
+                index = np.broadcast_to(index, shape)[where]
+            runs = decode(arg.window(arg.flat, cells.length)[index], access.scalar)
+            values[where, : cells.length] = runs
     if axis != rank - 1:
         values = np.moveaxis(values, -1, axis + 1)
-    if np.size(fill) == 1:
+    if fill.size == 1:
         return values
     keep = np.ones(1, np.bool_) if valid is None else np.expand_dims(valid, axis + 1)
     inside = np.arange(cells.full) < cells.length

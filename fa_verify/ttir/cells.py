@@ -110,6 +110,11 @@ def elementwise(terms: Terms, masks: Terms) -> Cells:
     return Cells(total(terms), keep, None, 1, 1)
 
 
+def _alike(term: Array) -> Array:
+    """A term with a single row where all programs have the same."""
+    return term[:1] if term.shape[0] > 1 and (term[1:] == term[:1]).all() else term
+
+
 def differs(mask: Array) -> bool:
     """Whether a mask varies both inside a tile and from program to program."""
     return bool(1 < mask.shape[0] < mask.size)
@@ -191,14 +196,12 @@ class Planner:
             if first is None or masked is None:
                 continue
             length, valid = masked
-            rest = [t for t in terms if t is not along[0]]
-            index = total(rest) + first if rest else first
-            index = index.squeeze(axis + 1)
+            parts = [t for t in terms if t is not along[0]]
+            parts.append(first)
+            index = total([_alike(t) for t in parts]).squeeze(axis + 1)
             keep = conjunction(valid).squeeze(axis + 1) if valid else None
             if keep is not None and keep.all():
                 keep = None
-            if index.shape[0] > 1 and (index == index[:1]).all():
-                index = index[:1]
             return Cells(index, keep, axis, length, extent)
         return None
 

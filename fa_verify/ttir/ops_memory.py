@@ -32,10 +32,20 @@ def addptr(op: Op, low: Lowering) -> Step:
     pointer, result = low.slot(op.operands[0]), low.slot(op.results[0])
     terms = low.terms(op.operands[1])
     machine, site = low.machine, low.site(op)
+    seen: list[tuple[Array, Array]] = []  # what does not change in a loop is widened once
+
+    def widened(index: int, term: Array) -> Array:
+        if term.dtype == np.int64:
+            return term
+        if index < len(seen) and seen[index][0] is term:
+            return seen[index][1]
+        pair = (term, term.astype(np.int64))
+        seen[index : index + 1] = [pair]
+        return pair[1]
 
     def step(env: Env) -> None:
         offsets = wrapped(terms(env), machine, site)
-        env[result] = env[pointer].shift([int64(t) for t in offsets])
+        env[result] = env[pointer].shift([widened(i, t) for i, t in enumerate(offsets)])
 
     return step
 

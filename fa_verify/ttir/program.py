@@ -239,7 +239,11 @@ def _bind(name: str, value: Any, type_: Type, addresses: Addresses) -> Any:
     carrier = CARRIER[type_.scalar]
     if carrier.kind == "f":
         return round_to(np.array([value], np.float64), type_.scalar)
-    number = int(value)
+    return _integer(int(value), carrier)
+
+
+@lru_cache(maxsize=4096)  # a launch has dozens of strides and sizes, mostly the same as before
+def _integer(number: int, carrier: np.dtype[Any]) -> Array:
     if carrier.kind == "b":
         return np.array([bool(number)])
     bits = carrier.itemsize * 8

@@ -24,7 +24,7 @@ from fa_verify.ttir.ops_tile import full
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fa_verify.ttir.ir import Op
+    from fa_verify.ttir.ir import Op, Value
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step
 
     Product = Callable[[Array, Array, Array | None], Array]  # c + a b; None is zero
@@ -104,17 +104,25 @@ def _bf16(x: Array) -> Array:
 
 def dot(op: Op, low: Lowering) -> Step:
     """tt.dot: c + a b."""
-    a_v, b_v, c_v = op.operands[:3]
-    a_shape, b_shape = a_v.type.shape, b_v.type.shape
-    a_s, b_s, c_s = low.slot(a_v), low.slot(b_v), low.slot(c_v)
-    result = low.slot(op.results[0])
+
+    def reader(value: Value) -> Callable[[Env], Array]:
+        slot, shape = low.slot(value), value.type.shape
+        return lambda env: full(env[slot], shape)
+
+    return dot_of(op, low, (reader(op.operands[0]), reader(op.operands[1])))
+
+
+def dot_of(op: Op, low: Lowering, read: tuple[Callable[[Env], Array], ...]) -> Step:
+    """A dot whose operands are read in the given ways."""
+    left, right = read
+    c_s, result = low.slot(op.operands[2]), low.slot(op.results[0])
     scalar = op.results[0].type.scalar
     product = _multiplier(op, low)
     zero = _is_zero(op)
 
     def step(env: Env) -> None:
         c = None if zero else env[c_s]
-        value = product(full(env[a_s], a_shape), full(env[b_s], b_shape), c)
+        value = product(left(env), right(env), c)
         if value.dtype == np.float64 and scalar != "f64":
             value = narrow_once(value, scalar)
         elif scalar not in ("f32", "f64", "i32"):

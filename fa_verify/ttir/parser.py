@@ -306,6 +306,8 @@ class _Parser:
             elif kind == "word" and self.peek() == ("punct", "="):
                 self.at += 1
                 op.attrs[text] = self.next()[1]
+            elif text == "scale":  # which operands are scales is told by the word before them
+                op.attrs["scales"] = f"{op.attrs.get('scales', '')} {len(op.operands)}"
             elif kind != "punct":
                 op.words.append(text)
             elif text in "[]":

@@ -28,6 +28,7 @@ from fa_verify.ttir import (
     ops_math,
     ops_memory,
     ops_reduce,
+    ops_scaled,
     ops_tile,
     whiles,
 )
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 RULES: dict[str, Rule] = {
     **ops_choice.RULES, **ops_int.RULES, **ops_float.RULES, **ops_cast.RULES, **ops_math.RULES,
-    **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES, **ops_memory.RULES,
+    **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES, **ops_scaled.RULES, **ops_memory.RULES,
     **ops_atomic.RULES, **ops_descriptor.RULES, **ops_host.RULES, **control.RULES,
     **whiles.RULES,
 }  # fmt: skip

@@ -1,0 +1,178 @@
+"""Launchers: `flash`, `atomic` (dq by atomics), `decode_forward` (split keys, merged)."""
+
+import dataclasses
+
+import torch
+import triton
+
+from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs
+
+from .decode import merge_kernel, split_kernel
+from .dkdv import dkdv_kernel
+from .dq import delta_kernel, dq_kernel
+from .forward import forward_kernel
+
+FORWARD = {"BLOCK_M": 64, "BLOCK_N": 32}
+DKDV = {"BLOCK_M": 32, "BLOCK_N": 64}
+DQ = {"BLOCK_M": 32, "BLOCK_N": 64}
+SPLIT = {"BLOCK_M": 16, "BLOCK_N": 32}
+DELTA_ROWS = MERGE_ROWS = 16
+MOST_SPLITS = 4
+
+
+def block(columns):
+    """Columns of a tile: a power of two, 16 at the least (tl.dot takes no less)."""
+    return max(16, triton.next_power_of_2(columns))
+
+
+def band(problem):
+    """(lo, hi): query i sees key j when lo <= j - i <= hi; None: no limit."""
+    mask = problem.mask
+    shift = mask.shift(problem.seqlen_q, problem.seqlen_k)
+    right = 0 if mask.causal else mask.window_right
+    lo = None if mask.window_left is None else shift - mask.window_left
+    hi = None if right is None else shift + right
+    return lo, hi
+
+
+def options(problem):
+    """Arguments that the kernels share, by name."""
+    lo, hi = band(problem)
+    return {
+        "heads_q": problem.heads_q,
+        "heads_kv": problem.heads_kv,
+        "seqlen_q": problem.seqlen_q,
+        "seqlen_k": problem.seqlen_k,
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        "band_lo": lo or 0,
+        "band_hi": hi or 0,
+        "softmax_scale": problem.scale,
+        "softcap": problem.softcap,
+        "BLOCK_D": block(problem.head_dim),
+        "BLOCK_DV": block(problem.head_dim_v),
+        "HAS_LO": lo is not None,
+        "HAS_HI": hi is not None,
+        "SOFTCAP": problem.softcap > 0,
+        "PRECISION": problem.dot_precision if problem.dtype == "float32" else "tf32",
+    }
+
+
+def forward(problem, q, k, v):
+    """Return o and lse by one kernel."""
+    o = torch.empty(problem.shape_o, dtype=q.dtype, device=q.device)
+    lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
+    if o.numel():
+        blocks = triton.cdiv(problem.seqlen_q, FORWARD["BLOCK_M"])
+        forward_kernel[(blocks * problem.batch * problem.heads_q,)](
+            q, k, v, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+            **options(problem), **FORWARD,
+        )  # fmt: skip
+    return Outputs(o, lse)
+
+
+def decode(problem, q, k, v):
+    """Return o, laid out (batch, seqlen, heads, head_dim), and lse, by splitting the keys."""
+    batch, heads, seqlen, head_dim = problem.shape_o
+    o = torch.empty((batch, seqlen, heads, head_dim), dtype=q.dtype, device=q.device)
+    o = o.transpose(1, 2)
+    lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
+    if not o.numel():
+        return Outputs(o, lse)
+    splits = min(MOST_SPLITS, max(1, triton.cdiv(problem.seqlen_k, SPLIT["BLOCK_N"])))
+    split_keys = triton.cdiv(problem.seqlen_k, splits)
+    part_o = torch.empty((splits, *problem.shape_o), dtype=torch.float32, device=q.device)
+    part_lse = torch.full((splits, *problem.shape_lse), float("-inf"), device=q.device)
+    blocks = triton.cdiv(problem.seqlen_q * problem.group, SPLIT["BLOCK_M"])
+    split_kernel[(blocks * problem.batch * problem.heads_kv, splits)](
+        q, k, v, part_o, part_lse, *q.stride(), *k.stride(), *v.stride(),
+        batches=problem.batch, split_keys=split_keys, **options(problem), **SPLIT,
+    )  # fmt: skip
+    blocks = triton.cdiv(problem.seqlen_q, MERGE_ROWS)
+    merge_kernel[(blocks * problem.batch * problem.heads_q,)](
+        part_o, part_lse, o, lse, *o.stride(),
+        problem.batch, problem.heads_q, problem.seqlen_q, problem.head_dim_v, splits,
+        BLOCK_M=MERGE_ROWS, BLOCK_DV=block(problem.head_dim_v),
+    )  # fmt: skip
+    return Outputs(o, lse)
+
+
+def start_backward(problem, q, k, v, o, do):
+    """Delta, and empty dk and dv."""
+    delta = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
+    dk = torch.empty(problem.shape_k, dtype=k.dtype, device=k.device)
+    dv = torch.empty(problem.shape_v, dtype=v.dtype, device=v.device)
+    if delta.numel():
+        blocks = triton.cdiv(problem.seqlen_q, DELTA_ROWS)
+        delta_kernel[(blocks * problem.batch * problem.heads_q,)](
+            o, do, delta, *o.stride(), *do.stride(),
+            problem.heads_q, problem.seqlen_q, problem.head_dim_v,
+            BLOCK_M=DELTA_ROWS, BLOCK_DV=block(problem.head_dim_v),
+        )  # fmt: skip
+    return delta, dk, dv
+
+
+def backward(problem, q, k, v, outputs, do):
+    """Gradients, dq by a kernel of its own: the same bits on every run."""
+    delta, dk, dv = start_backward(problem, q, k, v, outputs.o, do)
+    dq = torch.empty(problem.shape_q, dtype=q.dtype, device=q.device)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
+    if dk.numel():
+        blocks = triton.cdiv(problem.seqlen_k, DKDV["BLOCK_N"])
+        dkdv_kernel[(blocks * problem.batch * problem.heads_kv,)](
+            q, k, v, do, outputs.lse, delta, dk, dv, None, *strides, *dk.stride(),
+            ATOMIC_DQ=False, **options(problem), **DKDV,
+        )  # fmt: skip
+    if dq.numel():
+        blocks = triton.cdiv(problem.seqlen_q, DQ["BLOCK_M"])
+        dq_kernel[(blocks * problem.batch * problem.heads_q,)](
+            q, k, v, do, outputs.lse, delta, dq, *strides, **options(problem), **DQ
+        )
+    return Grads(dq, dk, dv)
+
+
+def backward_atomic(problem, q, k, v, outputs, do):
+    """Gradients, dq by atomics into a float32 buffer padded to whole blocks of rows."""
+    delta, dk, dv = start_backward(problem, q, k, v, outputs.o, do)
+    rows = triton.cdiv(problem.seqlen_q, DKDV["BLOCK_M"]) * DKDV["BLOCK_M"]
+    shape = (problem.batch, problem.heads_q, rows, problem.head_dim)
+    dq_sum = torch.zeros(shape, dtype=torch.float32, device=q.device)
+    if dk.numel():
+        blocks = triton.cdiv(problem.seqlen_k, DKDV["BLOCK_N"])
+        dkdv_kernel[(blocks * problem.batch * problem.heads_kv,)](
+            q, k, v, do, outputs.lse, delta, dk, dv, dq_sum,
+            *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(),
+            ATOMIC_DQ=True, **options(problem), **DKDV,
+        )  # fmt: skip
+    dq = dq_sum[:, :, : problem.seqlen_q].to(q.dtype)
+    return Grads(dq, dk, dv)
+
+
+_CAPABILITIES = Capabilities(
+    dot_precisions=("ieee", "tf32", "tf32x3"),
+    head_dims_v=range(1, 257),
+    window=True,
+    softcap=True,
+    deterministic=True,
+    batch_invariant=True,
+)
+
+flash = Kernel(
+    name="flash",
+    forward=forward,
+    backward=backward,
+    capabilities=_CAPABILITIES,
+    arithmetic=Arithmetic(ds_scale="after"),
+)
+atomic = Kernel(
+    name="atomic",
+    forward=forward,
+    backward=backward_atomic,
+    capabilities=dataclasses.replace(_CAPABILITIES, deterministic=False, batch_invariant=False),
+    arithmetic=Arithmetic(ds_scale="after", dq_atomics=True),
+)
+decode_forward = Kernel(
+    name="decode",
+    forward=decode,
+    capabilities=dataclasses.replace(_CAPABILITIES, backward=False),
+)

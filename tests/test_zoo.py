@@ -1,0 +1,93 @@
+"""The tables of the zoo, the kernels that defects are planted in, and the planting."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fa_verify import distribution, loader
+from fa_verify.backends.base import Setup
+from fa_verify.backends.cpu import CpuBackend
+from fa_verify.errors import InvalidInputError
+from fa_verify.verify import verify
+from fa_verify.zoo.defects import KERNELS, Defect, planted, rows
+
+torch.set_num_threads(1)  # as the workers of a campaign do
+
+ROWS = {row.name: row for row in rows()}
+RIGHT = ("flash", "atomic", "decode_forward")
+
+
+def verdicts(target, cases, seed=3):
+    (kernel,) = loader.load(target)
+    backend = CpuBackend()
+    for case in distribution.draw(seed, cases, kernel.takes, max_elements=40_000):
+        yield verify(case, kernel, Setup(), backend)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_right_kernels_pass(name):
+    records = list(verdicts(f"{KERNELS / 'launch.py'}:{name}", 6))
+    assert {record.verdict for record in records} <= {"pass", "inconclusive"}, records
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        ("kvblocks-floor-div", "numerics"),
+        ("dkdv-store-no-row-mask", "memory"),
+        ("bwd-sq-gg-sk-nan", "unwritten"),
+        ("empty-lse-plus-inf", "nonfinite"),
+    ],
+)
+def test_a_planted_defect_is_caught(name, check, tmp_path):
+    (target,) = planted([ROWS[name]], tmp_path).values()
+    assert any(check == f.check for record in verdicts(target, 30) for f in record.failures)
+
+
+def test_every_patch_fits_the_kernels(tmp_path):
+    defects = [row for row in ROWS.values() if row.patch]
+    assert len(defects) > 100
+    assert len(set(planted(defects, tmp_path).values())) == len(defects)
+
+
+def test_a_patch_that_no_longer_fits_is_misuse(tmp_path):
+    stale = dataclasses.replace(ROWS["scale-missing"], patch=(("launch.py", "no such text", ""),))
+    with pytest.raises(InvalidInputError, match="occurs 0 times"):
+        planted([stale], tmp_path)
+
+
+def test_a_defect_of_a_dtype_is_planted_in_a_kernel_of_that_dtype(tmp_path):
+    defect = ROWS["l-in-fp16 (bfloat16)"]
+    (kernel,) = loader.load(planted([defect], tmp_path)[defect])
+    assert kernel.capabilities.dtypes == ("bfloat16",)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS.values() if row.tag == "meta"])
+def test_the_test_of_a_meta_row_exists(row):
+    file, _, name = row.test.partition("::")
+    source = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+    assert re.search(rf"^def {name}\(", source, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tag": "ttir"},
+        {"tag": "gpu-only"},
+        {"tag": "meta"},
+        {"tag": "not-yet", "why": "later", "patch": (("launch.py", "a", "b"),)},
+        {"tag": "other", "why": "never"},
+    ],
+)
+def test_a_row_says_how_it_is_covered(fields):
+    with pytest.raises(InvalidInputError, match="tag="):
+        Defect(name="row", defect="something", **fields)
+
+
+def test_the_public_reports_are_all_there():
+    reported = [row for row in ROWS.values() if row.source]
+    assert len({row.name.partition(" (")[0] for row in reported}) == 112
+    assert all(row.defect.endswith(".") for row in ROWS.values())

@@ -4,7 +4,7 @@ import torch
 
 from fa_verify import loader
 from fa_verify.backends.base import Setup
-from fa_verify.backends.cpu import CpuBackend
+from fa_verify.backends.cpu import FLOAT_MODELS, CpuBackend
 from fa_verify.case import Case
 from fa_verify.inputs import materialise
 
@@ -70,3 +70,15 @@ def test_a_configuration_that_does_not_fit_gives_way_to_the_next(tmp_path):
     execution = run(kernel, Case.parse("pass=fwd s=20x33 d=64 dtype=float16 seed=3"), config=0)
     assert execution.error == ""
     assert "BLOCK_M=64" in execution.config
+
+
+def test_a_setup_names_its_float_model():
+    case = Case.parse("pass=bwd s=20x33 d=64 dtype=float32 dot=ieee seed=3")
+    found = {name: run(flash(), case, float_model=name).grads.dq for name in FLOAT_MODELS}
+    for name, dq in found.items():
+        torch.testing.assert_close(dq, found["hopper"])
+        setup = Setup(float_model=name)
+        assert Setup.parse(str(setup)) == setup
+    assert torch.equal(found["tf32-rna"], found["hopper"])  # this case has no tf32 dot
+    assert not torch.equal(found["exact"], found["hopper"])
+    assert not torch.equal(found["hopper-bits"], found["exact"])

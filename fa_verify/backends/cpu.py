@@ -24,6 +24,14 @@ __all__ = ["CpuBackend"]
 FLOAT_MODELS = {
     "hopper": ttir.FloatModel(),
     "tf32-rna": ttir.FloatModel(name="tf32-rna", tf32="nearest_away"),
+    "exact": ttir.FloatModel(name="exact", accumulation="exact"),
+    "flush": ttir.FloatModel(name="flush", subnormals="flush"),
+    "hopper-bits": ttir.FloatModel(
+        name="hopper-bits",
+        accumulation="tensor_core",
+        functions="approximate",
+        contraction="fused",
+    ),
 }
 
 

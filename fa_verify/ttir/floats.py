@@ -3,11 +3,14 @@
 fp16, bf16 and fp8 values are carried as float32 arrays that hold only representable values, and are
 rounded where the kernel's IR rounds. One rounding of a float32 result is the hardware's: float32
 has more than twice the precision plus two bits, so add, sub, mul, div and sqrt do not suffer from
-double rounding (Figueroa 1995, "When is double rounding innocuous?").
+double rounding (Figueroa 1995, "When is double rounding innocuous?"). Callers keep NumPy from
+warning of overflow and NaN.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -28,21 +31,46 @@ RAW: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.int16), "bf16": np.dtype(np.int16), "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
 }  # fmt: skip
-# MLIR name -> (torch dtype, largest finite value). Triton's downcasts on NVIDIA use
-# cvt.rn.satfinite.
-FP8: dict[str, tuple[torch.dtype, float]] = {
-    "f8E4M3FN": (torch.float8_e4m3fn, 448.0),
-    "f8E5M2": (torch.float8_e5m2, 57344.0),
-    "f8E4M3FNUZ": (torch.float8_e4m3fnuz, 240.0),
-    "f8E5M2FNUZ": (torch.float8_e5m2fnuz, 57344.0),
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A floating-point format.
+
+    Attributes:
+        fraction: Stored significand bits.
+        smallest: Exponent of the smallest normal number.
+        largest: Largest finite number.
+        infinite: Whether there is an infinity.
+    """
+
+    fraction: int
+    smallest: int
+    largest: float
+    infinite: bool = True
+
+
+FORMATS: dict[str, Format] = {
+    "f32": Format(fraction=23, smallest=-126, largest=float(np.finfo(np.float32).max)),
+    "f16": Format(fraction=10, smallest=-14, largest=65504.0),
+    "bf16": Format(fraction=7, smallest=-126, largest=float(np.uint32(0x7F7F0000).view("f4"))),
+    # OCP 8-bit Floating Point Specification, 5.1; the other two are AMD's.
+    "f8E4M3FN": Format(fraction=3, smallest=-6, largest=448.0, infinite=False),
+    "f8E5M2": Format(fraction=2, smallest=-14, largest=57344.0),
+    "f8E4M3FNUZ": Format(fraction=3, smallest=-7, largest=240.0, infinite=False),
+    "f8E5M2FNUZ": Format(fraction=2, smallest=-15, largest=57344.0, infinite=False),
+}
+FP8: dict[str, torch.dtype] = {
+    "f8E4M3FN": torch.float8_e4m3fn,
+    "f8E5M2": torch.float8_e5m2,
+    "f8E4M3FNUZ": torch.float8_e4m3fnuz,
+    "f8E5M2FNUZ": torch.float8_e5m2fnuz,
 }
 for _name in FP8:
     CARRIER[_name] = np.dtype(np.float32)
     RAW[_name] = np.dtype(np.int8)
 NARROW = frozenset({"f16", "bf16", *FP8})  # carried as float32
-_TORCH: dict[str, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfloat16} | {
-    name: dtype for name, (dtype, _) in FP8.items()
-}
+_TORCH: dict[str, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfloat16, **FP8}
 _SMALL = 512  # below this many elements NumPy's slower conversion beats the call into torch
 
 
@@ -54,14 +82,26 @@ def as_torch(x: Array) -> torch.Tensor:
 
 
 def decode(raw: Array, scalar: str) -> Array:
-    """Turn elements as they lie in memory into their carrier."""
+    """Turn elements as they lie in memory into their carrier; a NaN's payload survives."""
     if scalar in ("f32", "f64", "i8", "i16", "i32", "i64"):
         return raw
-    if scalar == "f16" and raw.size < _SMALL:
-        return raw.view(np.float16).astype(np.float32)
     if scalar == "i1":
         return np.not_equal(raw, 0)
-    wide: Array = torch.from_numpy(raw).view(_TORCH[scalar]).to(torch.float32).numpy()
+    if scalar == "bf16":
+        upper = raw.astype(np.int32)
+        upper <<= 16
+        return upper.view(np.float32)
+    if scalar in FP8:
+        return _DECODED[scalar].take(raw.view(np.uint8))
+    wide: Array
+    if raw.size < _SMALL:
+        wide = raw.view(np.float16).astype(np.float32)
+    else:
+        wide = torch.from_numpy(raw).view(torch.float16).to(torch.float32).numpy()
+    if _any_nan(wide):  # conversions make signalling NaNs quiet
+        bits = raw.astype(np.int32)
+        nan = (bits & 0x8000) << 16 | 0x7F800000 | (bits & 0x3FF) << 13
+        wide = np.where(np.isnan(wide), nan.view(np.float32), wide)
     return wide
 
 
@@ -69,26 +109,57 @@ def encode(values: Array, scalar: str) -> Array:
     """Turn carrier values (already representable) into elements as they lie in memory."""
     if scalar in ("f32", "f64", "i8", "i16", "i32", "i64"):
         return values
-    if scalar == "f16" and values.size < _SMALL:
-        return values.astype(np.float16).view(np.int16)
     if scalar == "i1":
         return values.astype(np.int8)
     if scalar == "bf16":  # the upper half, which keeps a NaN's payload
         return np.ascontiguousarray(values.view(np.int16)[..., 1::2])
-    kind = torch.int16 if RAW[scalar].itemsize == 2 else torch.int8
-    return as_torch(values).to(_TORCH[scalar]).view(kind).numpy()
+    raw: Array
+    if scalar == "f16" and values.size < _SMALL:
+        raw = values.astype(np.float16).view(np.int16)
+    else:
+        kind = torch.int16 if RAW[scalar].itemsize == 2 else torch.int8
+        raw = as_torch(values).to(_TORCH[scalar]).view(kind).numpy()
+    if scalar in ("f16", "f8E5M2") and _any_nan(values):
+        fraction, width = FORMATS[scalar].fraction, RAW[scalar].itemsize * 8
+        bits = values.view(np.int32)
+        payload = bits >> (23 - fraction) & (1 << fraction) - 1
+        infinity = (1 << width - 1) - (1 << fraction)
+        nan = np.where(bits < 0, -1 << width - 1, 0) | infinity | np.where(payload == 0, 1, payload)
+        raw = np.where(np.isnan(values), nan.astype(raw.dtype), raw)
+    return raw
+
+
+def _any_nan(x: Array) -> bool:
+    """Whether some element is NaN: the sum of squares is NaN then and only then."""
+    flat = x.ravel()
+    return isnan(np.dot(flat, flat))
+
+
+def _decoded(scalar: str) -> Array:
+    """Values of all 256 patterns of an 8-bit format, each NaN with its own payload."""
+    raw = np.arange(256).astype(np.uint8)
+    values: Array = torch.from_numpy(raw).view(FP8[scalar]).to(torch.float32).numpy()
+    payload = (raw.astype(np.int32) & 3) << 21 | (raw.astype(np.int32) & 0x80) << 24 | 0x7F800000
+    nan = payload.view(np.float32) if scalar == "f8E5M2" else values
+    return np.where(np.isnan(values), nan, values)
+
+
+_DECODED = {name: _decoded(name) for name in FP8}
 
 
 def round_to(x: Array, scalar: str) -> Array:
-    """Round carrier values to nearest even in `scalar`'s format (fp8 saturates)."""
+    """Round carrier values to nearest even in `scalar`'s format.
+
+    fp8 saturates, infinities included: Triton's downcasts are cvt.rn.satfinite on sm_90.
+    """
     if scalar == "f32":
         return x if x.dtype == np.float32 else x.astype(np.float32)
     if scalar == "f64":
         return x.astype(np.float64, copy=False)
     if scalar in FP8:
-        dtype, largest = FP8[scalar]
+        largest = FORMATS[scalar].largest
         clipped = np.clip(x, -largest, largest).astype(np.float32)
-        return as_torch(clipped).to(dtype).to(torch.float32).numpy()
+        return as_torch(clipped).to(FP8[scalar]).to(torch.float32).numpy()
     if scalar == "f16" and (x.size < _SMALL or x.dtype == np.float64):
         return x.astype(np.float16).astype(np.float32)
     return as_torch(x).to(_TORCH[scalar]).to(torch.float32).numpy()
@@ -135,17 +206,22 @@ def fma(a: Array, b: Array, c: Array, scalar: str = "f32") -> Array:
 
 
 def round_toward_zero(x: Array, scalar: str) -> Array:
-    """Round to `scalar`'s format without ever growing in magnitude."""
-    nearest = round_to(x, scalar)
-    grew = np.abs(nearest) > np.abs(x)
-    if not grew.any():
-        return nearest
-    if scalar in ("f32", "f64"):
-        kind = CARRIER[scalar].type
-        return np.where(grew, np.nextafter(nearest, kind(0)), nearest)
-    raw = encode(nearest, scalar)
-    smaller = decode(np.ascontiguousarray(np.where(grew, raw - raw.dtype.type(1), raw)), scalar)
-    return np.where(grew, smaller, nearest)
+    """Round to `scalar`'s format without ever growing in magnitude.
+
+    Infinities stay where the format has them: for e5m2 Triton goes through cvt.rz.f16.f32 and drops
+    the lower byte (ElementwiseOpToLLVM.cpp, Fp16_to_Fp8E5M2_RTZ).
+    """
+    if scalar == "f64":
+        return x
+    format_ = FORMATS[scalar]
+    wide = x.astype(np.float64)
+    exponent = np.maximum(np.frexp(wide)[1] - 1, format_.smallest) - format_.fraction
+    cut = np.ldexp(np.trunc(np.ldexp(wide, -exponent)), exponent)
+    cut = np.clip(cut, -format_.largest, format_.largest)
+    if format_.infinite:
+        cut = np.where(np.isinf(wide), wide, cut)
+    rounded: Array = cut.astype(np.float32)
+    return rounded
 
 
 def truncate_tf32(x: Array) -> Array:

@@ -24,8 +24,8 @@ class FloatModel:
             multiply-adds. That takes tens of times longer.
         subnormals: "keep": IEEE arithmetic, as in the code Triton generates. "flush": float32
             sums, products and quotients read and write subnormal numbers as zero (PTX's .ftz).
-        functions: "correct": exponentials, roots, logarithms and quotients to within an ulp or so
-            of the exact value. "approximate": in the steps Triton compiles them to for sm_90.
+        functions: "correct": exponentials, roots, logarithms and quotients to within a few ulp of
+            the exact value. "approximate": in the steps Triton compiles them to for sm_90.
         contraction: "none": every operation rounds. "fused": a float32 product that is added or
             subtracted at once is not rounded, as Triton's default lets LLVM do.
     """

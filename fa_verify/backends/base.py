@@ -28,7 +28,8 @@ class Setup:
     Attributes:
         backend: "cpu" (TTIR on the CPU) or "cuda".
         config: Index of the pinned autotune configuration, modulo how many there are.
-        schedule: Order of the programs: "forward", "reverse" or "shuffled:SEED" (CPU only).
+        schedule: Order of the programs: "forward", "reverse", "serial" or
+            "shuffled:SEED" (CPU only).
         float_model: Name of the CPU executor's float model; "hardware" on CUDA.
 
     >>> Setup.parse("backend=cpu config=3") == Setup(config=3)
@@ -61,11 +62,11 @@ class Setup:
         default = cls()
         schedule = tokens.get("schedule", default.schedule)
         name, _, seed = schedule.partition(":")
-        valid = (name in ("forward", "reverse") and not seed) or (
+        valid = (name in ("forward", "reverse", "serial") and not seed) or (
             name == "shuffled" and seed.isdecimal()
         )
         if not valid:
-            msg = f"schedule={schedule!r}: must be forward, reverse or shuffled:SEED"
+            msg = f"schedule={schedule!r}: must be forward, reverse, serial or shuffled:SEED"
             raise InvalidInputError(msg)
         if tokens.get("backend", "cpu") not in ("cpu", "cuda"):
             msg = f"backend={tokens['backend']!r}: must be cpu or cuda"

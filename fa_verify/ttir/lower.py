@@ -53,7 +53,7 @@ class Lowering:
         floats: FloatModel,
         waiting: frozenset[Op] = frozenset(),
     ) -> None:
-        """Prepare to lower `function`; `waiting` are loops that may wait for another program."""
+        """Prepare to lower `function`; what is in `waiting` may wait for another program."""
         self.function, self.module, self.machine = function, module, machine
         self.rules, self.site, self.callees, self.floats = rules, site, callees, floats
         self.waiting = waiting

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fa_verify.ttir.access import Update
 from fa_verify.ttir.cells import Access
+from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import Array, round_to
 from fa_verify.ttir.ops_memory import masks_of, pointee
 
@@ -91,19 +93,24 @@ def atomic_store(op: Op, low: Lowering) -> Step:
 
 
 def atomic_poll(op: Op, low: Lowering) -> Step:
-    """tt.atomic_poll: with a timeout, time is up if the value is not there yet."""
+    """tt.atomic_poll: a loop that waits; with a timeout, only as long as others can go on."""
     pointer, expected, result = (low.slot(x) for x in (*op.operands[:2], op.results[0]))
     access = Access(low.site(op), op.operands[0].type.shape, pointee(op.operands[0]).scalar)
     update = Update(None, used=True, acquires=_orders(op, "acquire"), releases=False)
-    machine = low.machine
-    patient = len(op.operands) == 2
-    hopeless = low.failure(op, "a poll for a value that no earlier program wrote")
+    machine, patient, at = low.machine, len(op.operands) == 2, op.location
+    hopeless = partial(Unsupported, op=op.name, file=at.file, line=at.line)
 
     def step(env: Env) -> None:
-        seen = machine.accesses.atomic(access, env[pointer], (), [], update)
-        arrived = np.equal(seen, env[expected])
-        if patient and not arrived.all():
-            raise hopeless()
+        turns = machine.turns
+        if turns is None:
+            raise AssertionError
+        outer = turns.begin()
+        while True:
+            seen = machine.accesses.atomic(access, env[pointer], (), [], update)
+            arrived = np.equal(seen, env[expected])
+            if arrived.all() or not turns.again((), (), hopeless, patient=patient):
+                break
+        turns.end(outer)
         env[result] = arrived
 
     return step

@@ -58,8 +58,9 @@ class Options:
             in lockstep, in order of program number, its reverse, or any. "serial": one program
             after the other. Programs that wait for each other take turns in the same order.
         schedule_seed: Seeds the order when schedule is "shuffled".
-        residents: Programs that run at a time when programs wait for each other; None: all.
-            A chip holds so many a multiprocessor; where the rest is waited for, it hangs.
+        residents: Programs that may have begun and not ended when programs wait for each other;
+            None: as many as it takes. A chip has room for so many a multiprocessor, and hangs where
+            these wait for one that has not begun.
         float_model: See `FloatModel`.
         config: Index of the autotune configuration to pin, modulo the number offered.
         sanitize: Look for out-of-bounds accesses, reads of unwritten memory and races. Without it

@@ -65,6 +65,7 @@ class Waiter:
         turn: Of the innermost loop that may wait; None outside all.
         asleep: Nothing that it read has changed since.
         slept: It has not run since it fell asleep.
+        patient: It waits for ever; else only as long as another can go on.
         hopeless: Makes the error that names the last such loop.
     """
 
@@ -72,6 +73,7 @@ class Waiter:
     turn: Turn | None = None
     asleep: bool = False
     slept: bool = False
+    patient: bool = True
     hopeless: Callable[[str], Unsupported] | None = None
 
 
@@ -132,11 +134,14 @@ class Turns:
 
     def again(
         self, old: Sequence[RuntimeValue], new: Sequence[RuntimeValue],
-        hopeless: Callable[[str], Unsupported],
-    ) -> None:  # fmt: skip
-        """Between two turns of a loop: the last began with `old`, the next begins with `new`."""
+        hopeless: Callable[[str], Unsupported], *, patient: bool = True,
+    ) -> bool:  # fmt: skip
+        """Between two turns of a loop: the last began with `old`, the next begins with `new`.
+
+        Returns whether to wait on: False once nobody else can go on, if not `patient`.
+        """
         me = self._now
-        me.hopeless = hopeless
+        me.hopeless, me.patient = hopeless, patient
         self._idle += 1
         if self._idle > _IDLE_TURNS and time.monotonic() - self._since > _IDLE_SECONDS:
             raise self._stuck(me, f"nothing has changed in {self._idle} turns")
@@ -144,6 +149,8 @@ class Turns:
             self._sleep(me)
         self._pause()
         me.turn = Turn(first=False)
+        expired, me.asleep, me.patient = me.asleep, False, True
+        return not expired
 
     def end(self, outer: Turn | None) -> None:
         """Leave a loop that may wait."""
@@ -197,7 +204,7 @@ class Turns:
                     waiter = _begin(program, coming.popleft())
                     alive[waiter] = None
                     self._ready.append(waiter)
-                if not self._ready:
+                if not self._ready and not self._time_is_up(alive):
                     more = f", and {len(coming)} more cannot begin" if coming else ""
                     why = f"all {len(alive)} programs left wait{more}"
                     raise self._stuck(next(iter(alive)), why)
@@ -208,6 +215,14 @@ class Turns:
             for waiter in alive:
                 if not waiter.fiber.dead:
                     waiter.fiber.throw()
+
+    def _time_is_up(self, alive: dict[Waiter, None]) -> bool:
+        """Let the first program go on that does not wait for ever; whether there is one."""
+        waiter = next((x for x in alive if not x.patient), None)
+        if waiter is not None:
+            waiter.slept = False  # but asleep: nothing that it waits for has come
+            self._ready.append(waiter)
+        return waiter is not None
 
     def _step(self, waiter: Waiter) -> bool:
         """Give a program its turn; whether it has finished."""

@@ -1,4 +1,4 @@
-"""Which loops may wait for another program, from the IR alone.
+"""Which operations may wait for another program, from the IR alone: polls, and some loops.
 
 A loop waits if whether it goes on depends on something it reads itself and another program may
 write: an atomic's result, a volatile load, a load through a pointer that this kernel also stores
@@ -22,10 +22,11 @@ _LOADS = frozenset({
 })  # fmt: skip
 
 
-def waiting_loops(module: Module) -> frozenset[Op]:
-    """All scf.while of a module that may wait for another program."""
+def waiting(module: Module) -> frozenset[Op]:
+    """All operations of a module that may wait for another program."""
     found: set[Op] = set()
     for function in module.functions.values():
+        found.update(op for op in function.walk() if op.name == "tt.atomic_poll")
         loops = [op for op in function.walk() if op.name == "scf.while"]
         if loops:
             aliases = Aliases(function, module)
@@ -39,7 +40,7 @@ def _waits(loop: Op, module: Module, aliases: Aliases | None) -> bool:
 
 
 def _reads_what_others_write(op: Op, module: Module, aliases: Aliases | None) -> bool:
-    if op.name == "tt.atomic_cas":
+    if op.name in ("tt.atomic_cas", "tt.atomic_load", "tt.atomic_poll"):
         return True
     if op.name == "tt.atomic_rmw":
         return not (op.words[0] == "add" and _is_constant_not_zero(op.operands[1]))

@@ -127,7 +127,7 @@ def test_tests_fail_one_by_one_also_in_workers(folder):
         ([], "give a script, or -m and a module"),
         (["nowhere.py"], "script='nowhere.py': no such file"),
         (["-m", "nowhere"], "module='nowhere': cannot be found"),
-        (["--schedule", "serial", "script.py"], "schedule='serial'"),
+        (["--schedule", "parallel", "script.py"], "schedule='parallel'"),
         (["--config", "-1", "script.py"], "config=-1"),
     ],
 )

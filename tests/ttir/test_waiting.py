@@ -243,6 +243,44 @@ def test_the_last_program_reduces_without_waiting(options):
     assert run.incidents == []
 
 
+@triton.jit
+def poll_in_one(flag_ptr, seen_ptr, y_ptr, TIMEOUT: tl.constexpr):
+    if tl.program_id(0) == 0:
+        seen = tl.atomic_poll(flag_ptr, 3, timeout_ns=TIMEOUT)  # a wait
+        tl.store(seen_ptr, seen.to(tl.int32))
+        if seen:
+            tl.store(y_ptr + 1, tl.load(y_ptr) + 1)
+    else:
+        tl.store(y_ptr, tl.program_id(0))
+        tl.atomic_xchg(flag_ptr, tl.num_programs(0) + 1)
+
+
+polls = pytest.mark.skipif(not hasattr(tl, "atomic_poll"), reason="this Triton cannot poll")
+
+
+@polls
+@every_schedule
+@pytest.mark.parametrize("timeout", [None, 0])
+def test_a_poll_waits_as_long_as_others_go_on(timeout, options):
+    seen, y = flags(9), flags(0, 0)
+    with executed(**options) as run:
+        poll_in_one[(2,)](flags(0), seen, y, timeout)
+    assert (seen.item(), y.tolist()) == (1, [1, 2])
+    assert run.incidents == []
+
+
+@polls
+def test_time_is_up_for_a_poll_once_nobody_can_go_on():
+    seen, y = flags(9), flags(0, 0)
+    with executed():
+        poll_in_one[(1,)](flags(0), seen, y, 1000)
+    assert (seen.item(), y.tolist()) == (0, [0, 0])
+    with pytest.raises(ttir.Unsupported, match="waits for another") as caught, executed():
+        poll_in_one[(1,)](flags(0), seen, y, None)
+    assert caught.value.op == "tt.atomic_poll"
+    assert caught.value.line in lines_of(poll_in_one, "# a wait")
+
+
 # -- waits that never end
 @triton.jit
 def wait_for_nobody(flag_ptr):

@@ -82,3 +82,23 @@ def test_a_setup_names_its_float_model():
     assert torch.equal(found["tf32-rna"], found["hopper"])  # this case has no tf32 dot
     assert not torch.equal(found["exact"], found["hopper"])
     assert not torch.equal(found["hopper-bits"], found["exact"])
+
+
+def test_a_tile_that_reads_rows_of_the_next_head_is_seen_in_both_passes(tmp_path):
+    shutil.copytree("kernels", tmp_path / "k")
+    path = tmp_path / "k" / "tiles.py"
+    text = path.read_text()
+    masked = (
+        "    rows_inside = (first_row + tl.arange(0, ROWS) < seqlen)[:, None]\n    columns_inside"
+    )
+    assert text.count(masked) == 1
+    path.write_text(text.replace(masked, masked.replace("< seqlen)", "< seqlen + 3)")))
+    (kernel,) = loader.load(f"{tmp_path / 'k' / 'flash_attention.py'}:flash")
+    case = Case.parse("pass=bwd b=2 h=4/2 s=20x33 d=40 dtype=float16 seed=3")
+    execution = run(kernel, case)
+    strays = [i for i in execution.incidents if i.kind == "neighbour-read"]
+    assert {i.kernel for i in strays} == {"forward_kernel", "dq_kernel", "dkdv_kernel"}
+    assert all(i.source.startswith("return tl.load(pointers, mask=rows_inside") for i in strays)
+    assert any("reads k[0, 1, " in i.detail and "writes o[0, 0, " in i.detail for i in strays)
+    (right,) = loader.load("kernels/flash_attention.py:flash")
+    assert run(right, case).incidents == ()

@@ -231,6 +231,8 @@ def test_incidents_name_the_axis_whose_bound_is_missing():
     )
     write = incident(kind="out-of-bounds-write", argument="lse", coordinates=(0, 1, 40))
     assert "the store of lse writes row 40 of 40" in explain(write, (), problem)
+    neighbour = incident(kind="neighbour-read", coordinates=(0, 1, 0, 0))
+    assert "the load of k runs over the end of one head" in explain(neighbour, (), problem)
     race = incident(kind="race", argument="lse", coordinates=(0, 1, 0))
     assert "the store of lse is not masked" in explain(race, (race, write), problem)
     read = incident(kind="race", argument="dq", detail="reads what another program writes")

@@ -12,6 +12,8 @@ from fa_verify.errors import UnsupportedProblemError
 from fa_verify.kernel import Grads, Outputs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fa_verify.inputs import Inputs
     from fa_verify.kernel import Kernel
     from fa_verify.problem import Problem
@@ -38,6 +40,7 @@ def call(
     backward: bool,
     unsupported: tuple[type[BaseException], ...] = (),
     timeout: tuple[type[BaseException], ...] = (),
+    forwarded: Callable[[Outputs], None] = lambda _: None,
 ) -> Called:
     """Run the kernel. Exceptions of the kernel become data; KeyboardInterrupt passes.
 
@@ -48,6 +51,7 @@ def call(
         backward: Whether gradients are wanted.
         unsupported: Exceptions that mean that the backend cannot run it.
         timeout: Exceptions that mean that time ran out.
+        forwarded: Told of the forward's result before the backward runs.
     """
     called = Called(stage="forward")
     autograd = backward and kernel.backward == "autograd"
@@ -64,6 +68,7 @@ def call(
         called.outputs = _logical(kernel, outputs)
         if not backward:
             return called
+        forwarded(called.outputs)
         called.stage = "backward"
         do = inputs.do
         assert do is not None  # noqa: S101 - materialise gives one whenever backward is asked

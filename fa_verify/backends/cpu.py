@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fa_verify import ttir
+from fa_verify.backends import footprint
 from fa_verify.backends.base import Execution, Incident, Setup
 from fa_verify.backends.call import call
 from fa_verify.errors import InvalidInputError
@@ -60,10 +61,11 @@ class CpuBackend:
         """Run forward and, if asked, backward; report incidents and unwritten elements."""
         start = time.perf_counter()
         with ttir.execute(self._options(kernel, setup)) as run:
-            for name in ("q", "k", "v", "do"):
-                tensor = getattr(inputs, name)
+            given = {name: getattr(inputs, name) for name in ("q", "k", "v", "do")}
+            for name, tensor in given.items():
                 if tensor is not None:
                     run.declare(tensor, name, written=True)
+            footprint.label(run, problem, given)
             called = call(
                 kernel,
                 problem,
@@ -71,6 +73,7 @@ class CpuBackend:
                 backward=backward,
                 unsupported=(ttir.Unsupported,),
                 timeout=(ttir.TimeLimit,),
+                forwarded=lambda x: footprint.label(run, problem, {"o": x.o, "lse": x.lse}),
             )
         seconds = time.perf_counter() - start
         tensors: dict[str, torch.Tensor | None] = {}
@@ -78,6 +81,7 @@ class CpuBackend:
             tensors |= {"o": called.outputs.o, "lse": called.outputs.lse}
         if called.grads is not None:
             tensors |= {name: getattr(called.grads, name) for name in ("dq", "dk", "dv")}
+        run.judge(footprint.footprints(problem, tensors))
         unwritten = {
             name: mask
             for name, tensor in tensors.items()

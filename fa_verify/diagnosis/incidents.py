@@ -27,6 +27,11 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
     name = incident.argument
     if incident.kind.startswith("out-of-bounds"):
         return _outside(incident, problem)
+    if incident.kind == "neighbour-read":
+        return (
+            f"the load of {name} runs over the end of one head into the next: its mask is missing, "
+            "flat over all heads, or does not stop at the length"
+        )
     if incident.kind == "race":
         if any(o.kind == "out-of-bounds-write" and o.argument == name for o in others):
             return (

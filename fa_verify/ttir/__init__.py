@@ -16,10 +16,12 @@ num_stages, FMA contraction, layouts.
 
 from fa_verify.ttir.errors import TimeLimit, Unsupported
 from fa_verify.ttir.options import FloatModel, Incident, Launch, Options
+from fa_verify.ttir.regions import Footprint
 from fa_verify.ttir.session import Run, activated, available, execute
 
 __all__ = [
     "FloatModel",
+    "Footprint",
     "Incident",
     "Launch",
     "Options",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.cells import Access
     from fa_verify.ttir.findings import Findings
     from fa_verify.ttir.machine import Machine
+    from fa_verify.ttir.regions import Reading
     from fa_verify.ttir.values import Selection, Terms
 
 
@@ -60,6 +61,7 @@ class Accesses:
         self.planner = Planner()
         self.races = Races(machine, findings)
         self.reports = Reports(machine, findings)
+        self.reading: Reading | None = None
 
     # -- which cells
     def _halves(
@@ -208,6 +210,8 @@ class Accesses:
         if self.sanitize:
             if arg.shadow is not None:
                 self._check_written(access, arg, cells, arg.shadow)
+            if self.reading is not None:
+                self.reading.read(access, arg, cells, self.machine)
             if arg.tracking is not None and arg.size and cells.length:
                 touched, _ = self._touch(access, arg, cells, everyone=True)
                 self.races.read(touched)
@@ -253,6 +257,8 @@ class Accesses:
         watched = self.sanitize and arg.tracking is not None
         if watched:
             self.races.write(touched, raw)
+            if self.reading is not None:
+                self.reading.write(access, arg, cells, self.machine)
         flat, turns = cells.of(arg, arg.flat), self.machine.turns
         before = None if turns is None else flat[touched.index]
         flat[touched.index] = raw

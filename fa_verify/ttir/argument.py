@@ -12,10 +12,13 @@ import torch
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import RAW, Array
-from fa_verify.ttir.views import legal_runs, span_of
+from fa_verify.ttir.views import coordinates, legal_runs, span_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fa_verify.ttir.memory import Memory, Storage
+    from fa_verify.ttir.regions import Map
     from fa_verify.ttir.tracking import Tracking
 
 
@@ -30,14 +33,16 @@ class Argument:
         runs: See `legal_runs`.
         shadow: Which elements of `flat` were written; None when all the tensor's own were at
         launch. tracking: Set when this launch stores to the storage and somebody wants to know.
+        regions: Labelled tensors that lie in the span.
         origin: Offset of `flat` inside the storage, in elements.
     """
 
     __slots__ = (
-        "_cells", "_tracked", "_windows", "address", "flat", "key", "name", "origin", "runs",
+        "_cells", "_tracked", "_windows", "address", "flat", "key", "name", "origin",
+        "regions", "runs",
         "scalar",
         "shadow",
-        "size", "sizes", "storage_elements", "strides", "tracking",
+        "size", "sizes", "storage", "storage_elements", "strides", "tracking",
     )  # fmt: skip
 
     def __init__(self, name: str, tensor: torch.Tensor, scalar: str, memory: Memory) -> None:
@@ -45,9 +50,9 @@ class Argument:
         self.name, self.scalar = name, scalar
         self.sizes, self.strides = tuple(tensor.shape), tuple(tensor.stride())
         self.size = span_of(tensor)
-        self.origin = tensor.storage_offset()
+        self.origin: int = int(tensor.storage_offset())
         storage = tensor.untyped_storage()
-        self.key = storage.data_ptr()
+        self.storage, self.key = storage, storage.data_ptr()
         self.storage_elements = storage.nbytes() // tensor.element_size()
         self.address = tensor.data_ptr()
         raw = RAW[scalar]
@@ -64,6 +69,7 @@ class Argument:
             self.flat = np.empty(0, raw)
         self.runs = legal_runs(self.sizes, self.strides) if self.size else None
         self.tracking: Tracking | None = None
+        self.regions: Sequence[Map] = ()
         self.shadow: Array | None = None
         self._cells: Array | None = None
         known = memory.find(tensor)
@@ -128,14 +134,7 @@ class Argument:
 
     def coordinates(self, offset: int) -> tuple[int, ...] | None:
         """Index of the element at `offset`; indices may exceed extents when it lies outside."""
-        if offset < 0 or not self.sizes:
-            return None
-        index = [0] * len(self.sizes)
-        rest = offset
-        for dim in sorted(range(len(self.sizes)), key=lambda d: -self.strides[d]):
-            if self.strides[dim] > 0 and self.sizes[dim] > 1:
-                index[dim], rest = divmod(rest, self.strides[dim])
-        return tuple(index) if rest == 0 else None
+        return coordinates(self.sizes, self.strides, offset)
 
 
 _VIEWED: dict[np.dtype[Any], torch.dtype] = {

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
+from fa_verify.ttir.regions import Regions
 from fa_verify.ttir.views import legal_runs, span_of
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Memory:
         """Know nothing yet."""
         self._storages: dict[int, Storage] = {}
         self._names: list[tuple[int, int, str]] = []
+        self.regions = Regions()
 
     def find(self, tensor: torch.Tensor) -> Storage | None:
         """Return the storage under `tensor` if something about it is known."""

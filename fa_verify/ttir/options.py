@@ -123,8 +123,8 @@ class Incident:
     """Something a kernel did that it must not do; `count` lanes did it at this line.
 
     Attributes:
-        kind: "out-of-bounds-read", "out-of-bounds-write", "uninitialised-read", "race",
-            "integer-overflow" or "assertion-failed".
+        kind: "out-of-bounds-read", "out-of-bounds-write", "neighbour-read", "uninitialised-read",
+            "race", "integer-overflow" or "assertion-failed".
         kernel: The kernel's name.
         file: Source file of the access.
         line: Line in `file`.

@@ -170,6 +170,7 @@ class Program:
         reports.arguments, reports.memory = addresses.arguments, memory
         if options.sanitize:
             self._track(bound, addresses)
+            machine.accesses.reading = memory.regions.reading(addresses.arguments, grid)
         body = self._bodies[self.name]
 
         def advance(linear: Array) -> None:

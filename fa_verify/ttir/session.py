@@ -24,9 +24,11 @@ from fa_verify.ttir.memory import Memory
 from fa_verify.ttir.options import Incident, Launch, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
+
+    from fa_verify.ttir.regions import Footprint
 
 OLDEST, NEWEST = (3, 6), (3, 9)
 _running: list[Run] = []
@@ -67,6 +69,24 @@ class Run:
             written: False if reading them before somebody writes them is a mistake.
         """
         self.memory.declare(tensor, name, written=written)
+
+    def label(self, tensor: torch.Tensor, name: str, labels: torch.Tensor) -> None:
+        """Divide a tensor into regions, so that `judge` can tell who read which.
+
+        Args:
+            tensor: Any strided CPU tensor.
+            name: For `Footprint.reads` and messages.
+            labels: Region of each element, integers from 0, broadcast over the tensor's shape.
+        """
+        self.memory.regions.label(tensor, name, labels)
+
+    def judge(self, footprints: Sequence[Footprint]) -> None:
+        """Report what programs read that has no part in what they wrote ("neighbour-read").
+
+        A program may read what any footprint allows it for any region that it wrote; one that wrote
+        to none of the tensors is not judged.
+        """
+        self.memory.regions.judge(footprints, self.findings)
 
     def unwritten(self, tensor: torch.Tensor) -> torch.Tensor:
         """Bool tensor of `tensor`'s shape: elements that nobody wrote."""

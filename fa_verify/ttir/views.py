@@ -25,6 +25,20 @@ def span_of(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in pairs)
 
 
+def coordinates(
+    sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> tuple[int, ...] | None:
+    """Index of the element at `offset`; indices may exceed extents when it lies outside."""
+    if offset < 0 or not sizes:
+        return None
+    index = [0] * len(sizes)
+    rest = offset
+    for dim in sorted(range(len(sizes)), key=lambda d: -strides[d]):
+        if strides[dim] > 0 and sizes[dim] > 1:
+            index[dim], rest = divmod(rest, strides[dim])
+    return tuple(index) if rest == 0 else None
+
+
 class Nested:
     """`legal_runs` computed offset by offset, for spans too large for a table."""
 

@@ -96,6 +96,7 @@ def scf_for(op: Op, low: Lowering) -> Step:
     induction, *carried_slots = [low.slot(x) for x in block.args]
     body, terminator = low.block(block)
     yields = [low.slot(x) for x in terminator.operands]
+    fresh = {low.slot(x) for x in terminator.operands for o in block.ops[:-1] if x in o.results}
     live = low.live_ins(op)
     unsigned = "unsigned" in op.words
 
@@ -105,7 +106,10 @@ def scf_for(op: Op, low: Lowering) -> Step:
         assign(env, carried_slots, carried)
         carried.clear()
         run(body, env)
-        return [env[s] for s in yields]
+        results = [env[s] for s in yields]
+        for slot in fresh:  # the next iteration may write over what only it sees
+            env[slot] = None
+        return results
 
     def step(env: Env) -> None:
         lower, upper, stride = (env[s].astype(np.int64) for s in (lower_s, upper_s, step_s))

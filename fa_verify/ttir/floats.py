@@ -97,7 +97,8 @@ def decode(raw: Array, scalar: str) -> Array:
     if raw.size < _SMALL:
         wide = raw.view(np.float16).astype(np.float32)
     else:
-        wide = torch.from_numpy(raw).view(torch.float16).to(torch.float32).numpy()
+        wide = np.empty(raw.shape, np.float32)
+        torch.from_numpy(wide).copy_(torch.from_numpy(raw).view(torch.float16))
     if _any_nan(wide):  # conversions make signalling NaNs quiet
         bits = raw.astype(np.int32)
         nan = (bits & 0x8000) << 16 | 0x7F800000 | (bits & 0x3FF) << 13
@@ -147,10 +148,11 @@ def _decoded(scalar: str) -> Array:
 _DECODED = {name: _decoded(name) for name in FP8}
 
 
-def round_to(x: Array, scalar: str) -> Array:
+def round_to(x: Array, scalar: str, out: Array | None = None) -> Array:
     """Round carrier values to nearest even in `scalar`'s format.
 
     fp8 saturates, infinities included: Triton's downcasts are cvt.rn.satfinite on sm_90.
+    `out`, x itself perhaps, is where the result may go; use what is returned.
     """
     if scalar == "f32":
         return x if x.dtype == np.float32 else x.astype(np.float32)
@@ -162,7 +164,11 @@ def round_to(x: Array, scalar: str) -> Array:
         return as_torch(clipped).to(FP8[scalar]).to(torch.float32).numpy()
     if scalar == "f16" and (x.size < _SMALL or x.dtype == np.float64):
         return x.astype(np.float16).astype(np.float32)
-    return as_torch(x).to(_TORCH[scalar]).to(torch.float32).numpy()
+    narrow = as_torch(x).to(_TORCH[scalar])
+    if out is None:
+        out = np.empty(x.shape, np.float32)
+    torch.from_numpy(out).copy_(narrow)
+    return out
 
 
 def narrow_once(x: Array, scalar: str) -> Array:

@@ -61,6 +61,9 @@ class Lowering:
         self._lazy: dict[Value, int] = {}
         self._demand: dict[tuple[Value, str], tuple[bool, bool]] = {}
         self._addresses: dict[Value, bool] = {}
+        self._last_use: dict[Value, Op] = {}
+        blocks = function.body.blocks
+        self._crossing = blocks if len(blocks) > 1 else []  # values may be read in other blocks
         self.template: Env = []
         self.peak_bytes = 0
 
@@ -164,6 +167,9 @@ class Lowering:
                     for value in values:
                         last_use[value] = index
         body, terminator = block.ops[:-1], block.ops[-1]
+        if block not in self._crossing:
+            own = {*block.args, *(r for op in body for r in op.results)}
+            self._last_use |= {value: block.ops[last_use[value]] for value in own & last_use.keys()}
         for index, op in enumerate(body):
             step = self._lower(op)
             if step is not None:
@@ -184,6 +190,10 @@ class Lowering:
         for step, index in steps:
             done.append((step, tuple(dying.pop(index, ()))))
         return done, terminator
+
+    def last_uses(self, op: Op) -> list[Value]:
+        """Operands that nothing after `op` reads, whatever way control takes."""
+        return [x for x in dict.fromkeys(op.operands) if self._last_use.get(x) is op]
 
     def _lower(self, op: Op) -> Step | None:
         rule = self.rules.get(op.name)

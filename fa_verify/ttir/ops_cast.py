@@ -19,6 +19,7 @@ from fa_verify.ttir.floats import (
 )
 from fa_verify.ttir.ops_int import UNSIGNED, unsigned, wrapped
 from fa_verify.ttir.ops_memory import cast_pointer
+from fa_verify.ttir.reuse import spare
 
 if TYPE_CHECKING:
     from fa_verify.ttir.ir import Op
@@ -120,7 +121,14 @@ def truncf(op: Op, low: Lowering) -> Step:
         return low.unary(op, lambda x: round_toward_zero(x, scalar))
     if source == "f64" and scalar in NARROW:
         return low.unary(op, lambda x: narrow_once(x, scalar))
-    return low.unary(op, lambda x: round_to(x, scalar))
+    a, result = low.slot(op.operands[0]), low.slot(op.results[0])
+    last = [low.slot(x) for x in low.last_uses(op)]
+
+    def step(env: Env) -> None:
+        out = spare(env, last, env[a].shape)
+        env[result] = round_to(env[a], scalar, out)
+
+    return step
 
 
 def extf(op: Op, low: Lowering) -> Step:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import CARRIER, RAW, Array, decode, round_to
+from fa_verify.ttir.reuse import blend
 from fa_verify.ttir.values import Pointer, union_args
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _choose_array(condition: Array, yes: Array, no: Array) -> Array:
     """np.where, but tiles that no mask cuts (most, usually) are passed on as they are."""
     if condition.all():
         return yes
-    return np.where(condition, yes, no)
+    return blend(condition, yes, no)
 
 
 def _choose_pointer(condition: Array, yes: Pointer, no: Pointer) -> Pointer:

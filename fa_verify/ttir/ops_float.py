@@ -9,6 +9,7 @@ import numpy as np
 from fa_verify.ttir.approximate import divide, flush
 from fa_verify.ttir.floats import NARROW, Array, round_to
 from fa_verify.ttir.lower import COMPARE
+from fa_verify.ttir.reuse import elementwise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,14 +18,22 @@ if TYPE_CHECKING:
     from fa_verify.ttir.lower import Lowering, Rule, Step
 
 
+def _rounded_in_place(fresh: Array, scalar: str) -> Array:
+    return round_to(fresh, scalar, fresh)
+
+
 def _rounded(function: Callable[..., Array]) -> Rule:
     def rule(op: Op, low: Lowering) -> Step | None:
         scalar = op.results[0].type.scalar
         if scalar in NARROW:
-            return low.nary(op, lambda *xs: round_to(function(*xs), scalar))
+            return low.nary(op, lambda *xs: _rounded_in_place(function(*xs), scalar))
         if scalar == "f32" and low.floats.subnormals == "flush":
             return low.nary(op, lambda *xs: flush(function(*[flush(x) for x in xs])))
-        return low.nary(op, function)
+        return (
+            elementwise(op, low, function)
+            if isinstance(function, np.ufunc)
+            else low.nary(op, function)
+        )
 
     return rule
 
@@ -36,9 +45,9 @@ def quotient(op: Op, low: Lowering) -> Step | None:
     return _rounded(np.divide)(op, low)
 
 
-def _exact(function: Callable[..., Array]) -> Rule:
+def _exact(function: np.ufunc) -> Rule:
     def rule(op: Op, low: Lowering) -> Step:
-        return low.nary(op, function)
+        return elementwise(op, low, function)
 
     return rule
 

@@ -10,6 +10,7 @@ import torch
 from fa_verify.ttir import approximate
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import CARRIER, Array, as_torch, fma, round_to
+from fa_verify.ttir.reuse import elementwise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +79,8 @@ def _elementwise(name: str) -> Rule:
             return low.nary(op, lambda *xs: round_to(function(*xs), scalar))
         if scalar == "f32" and low.floats.functions == "approximate":
             return low.nary(op, approximate.FUNCTIONS.get(name, function))
+        if isinstance(function, np.ufunc) and scalar in ("f32", "f64"):
+            return elementwise(op, low, function)
         return low.nary(op, function)
 
     return rule

@@ -17,6 +17,7 @@ import torch
 
 from fa_verify.ttir import (
     control,
+    ops_asm,
     ops_atomic,
     ops_cast,
     ops_choice,
@@ -60,9 +61,9 @@ if TYPE_CHECKING:
 
 RULES: dict[str, Rule] = {
     **ops_choice.RULES, **ops_int.RULES, **ops_float.RULES, **ops_cast.RULES, **ops_math.RULES,
-    **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES, **ops_scaled.RULES, **ops_memory.RULES,
-    **ops_atomic.RULES, **ops_descriptor.RULES, **ops_host.RULES, **control.RULES,
-    **whiles.RULES,
+    **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES, **ops_scaled.RULES, **ops_asm.RULES,
+    **ops_memory.RULES, **ops_atomic.RULES, **ops_descriptor.RULES, **ops_host.RULES,
+    **control.RULES, **whiles.RULES,
 }  # fmt: skip
 LIBRARY = "/triton/language/"  # locations under it are attributed to the kernel that called in
 # Programs that take turns and have begun, as long as one of them can go on: one for each

@@ -78,4 +78,5 @@ def halves(bits: Array, width: int) -> list[Array]:
 
 def joined(low: Array, high: Array, width: int) -> Array:
     """Undo `halves`."""
-    return low | high << np.uint64(width)
+    whole: Array = low | high << np.uint64(width)
+    return whole

@@ -62,7 +62,7 @@ def waiter(flag_ptr):
         pass
 
 
-ASSEMBLY = tl.constexpr("mov.b32 $0, $1;")
+ASSEMBLY = tl.constexpr("mov.b32 $0, %laneid;")  # TTIR has no threads
 
 
 @triton.jit

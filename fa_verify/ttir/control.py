@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import CARRIER, Array
+from fa_verify.ttir.lower import PLACE
 from fa_verify.ttir.values import Pointer, merge, take
 
 if TYPE_CHECKING:
@@ -25,10 +27,17 @@ if TYPE_CHECKING:
 
 def run(steps: Steps, env: Env) -> None:
     """Run a block's steps, dropping values after their last use."""
-    for step, dying in steps:
-        step(env)
-        for slot in dying:
-            env[slot] = None
+    step: Step | None = None
+    try:
+        for step, dying in steps:
+            step(env)
+            for slot in dying:
+                env[slot] = None
+    except Unsupported as error:
+        place = getattr(step, PLACE, None)
+        if error.op or place is None:
+            raise
+        raise Unsupported(error.what, **place) from error
 
 
 def selection(keep: Array) -> Selection:

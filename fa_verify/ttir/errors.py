@@ -7,6 +7,7 @@ class Unsupported(Exception):  # noqa: N818 - a verdict, not a fault of the call
     """A kernel uses something this executor cannot run; it never yields a wrong number instead.
 
     Attributes:
+        what: What cannot be run.
         op: The operation's name, "" if not one operation's fault.
         file: Source file of the operation, "" if unknown.
         line: Line in `file`, 0 if unknown.
@@ -17,7 +18,7 @@ class Unsupported(Exception):  # noqa: N818 - a verdict, not a fault of the call
         where = f" at {file}:{line}" if file else ""
         named = f" ({op})" if op and op not in what else ""
         super().__init__(f"cannot run {what}{named}{where}")
-        self.op, self.file, self.line = op, file, line
+        self.what, self.op, self.file, self.line = what, op, file, line
 
 
 class TimeLimit(Exception):  # noqa: N818

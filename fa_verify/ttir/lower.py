@@ -30,6 +30,7 @@ COMPARE: dict[str, Callable[[Array, Array], Array]] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal,
 }  # fmt: skip
+PLACE = "place"  # attribute of a step: what `Unsupported` says about where
 # Operations through which a lazy sum or a lazy mask passes unchanged.
 _TRANSPARENT = frozenset({"tt.broadcast", "tt.expand_dims"})
 _LINEAR = _TRANSPARENT | {"arith.addi", "arith.extsi", "arith.muli", "arith.subi", "tt.splat"}
@@ -198,19 +199,21 @@ class Lowering:
     def _lower(self, op: Op) -> Step | None:
         rule = self.rules.get(op.name)
         if rule is None:
-            msg = f"operation {op.name}"
-            raise Unsupported(msg, op=op.name, file=op.location.file, line=op.location.line)
+            raise self.failure(op, f"operation {op.name}")()  # noqa: RSE102 - the call makes it
         try:
-            return rule(op, self)
+            step = rule(op, self)
         except Unsupported as error:
             if error.op:
                 raise
-            raise self.failure(op, str(error).removeprefix("cannot run "))() from error  # noqa: RSE102 - the call makes it
+            raise self.failure(op, error.what)() from error  # noqa: RSE102 - the call makes it
+        if step is not None:  # for what turns out only while it runs
+            setattr(step, PLACE, _place(op))
+        return step
 
     @staticmethod
     def failure(op: Op, what: str) -> Callable[[], Unsupported]:
         """Make the error that names an operation and its line, without holding on to it."""
-        return partial(Unsupported, what, op=op.name, file=op.location.file, line=op.location.line)
+        return partial(Unsupported, what, **_place(op))
 
     def live_ins(self, op: Op) -> tuple[int, ...]:
         """Slots of values from outside that are read inside the regions of `op`."""
@@ -262,6 +265,10 @@ class Lowering:
             env[r] = function(*[env[s] for s in slots])
 
         return step
+
+
+def _place(op: Op) -> dict[str, Any]:
+    return {"op": op.name, "file": op.location.file, "line": op.location.line}
 
 
 def _reads_lazily(user: Op, value: Value) -> bool:

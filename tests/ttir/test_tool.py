@@ -99,7 +99,11 @@ def test_a_clean_script_ends_well(folder):
     [
         ("exits", 7, "no incident"),
         ("raises", 1, 'KeyError: "the script\'s own"'),
-        ("strange", 1, "unsupported: cannot run operation tt.elementwise_inline_asm"),
+        (
+            "strange",
+            1,
+            "unsupported: cannot run the PTX instruction strange (tt.elementwise_inline_asm)",
+        ),
     ],
 )
 def test_the_exit_code_is_the_scripts_own(folder, capsys, monkeypatch, word, code, said):

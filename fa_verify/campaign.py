@@ -12,7 +12,13 @@ import itertools
 import multiprocessing
 import time
 import zlib
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ThreadPoolExecutor,
+    as_completed,
+    wait,
+)
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -38,12 +44,10 @@ __all__ = ["Listener", "Plan", "replay", "run"]
 # and 8, so that on CUDA a form meets one configuration only.
 _SHARD = 96
 _CONFIGS = 840  # a multiple of every number of configurations up to 8
-_TURN = 16  # cases of one kernel before the next kernel's turn
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
 # Compiled forms of each kernel in a CUDA run: a form costs some seconds to compile, a case that
 # needs no compiling some hundredths. Another seed of the run draws other forms.
 _CUDA_FORMS = _SHARD
-_SHRINKS = 4  # distinct faults of one kernel that are made small
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,9 @@ class Plan:
         timeout: Seconds that one case may take.
         memory: Bytes that one worker may allocate.
         max_failures: Failing cases after which a kernel gets no more cases.
+        shrinks: Distinct faults of one kernel that are made small.
         shrink_seconds: Seconds spent on making one fault small.
+        turn: Cases of one kernel before the next kernel's turn.
         dtype: Only this dtype, if given.
     """
 
@@ -71,7 +77,9 @@ class Plan:
     timeout: float = 60.0
     memory: int = 8 << 30
     max_failures: int = 10
+    shrinks: int = 4
     shrink_seconds: float = 20.0
+    turn: int = 16
     dtype: str | None = None
 
 
@@ -83,7 +91,7 @@ class Listener(Protocol):
         ...
 
     def shrinking(self, record: CaseRecord) -> None:
-        """A fault is about to be made small."""
+        """A fault is about to be made small; called from several threads."""
         ...
 
     def shrunk(self, shrunk: Shrunk) -> None:
@@ -166,13 +174,32 @@ def run(kernels: tuple[Kernel, ...], plan: Plan, listener: Listener) -> None:
     pool = _Pool(plan)
     try:
         failed = _verify_all(pool, kernels, plan, listener, last_start)
-        for kernel, record in _distinct(failed):
-            if end is not None and time.monotonic() > end:
-                break
-            listener.shrinking(record)
-            listener.shrunk(_shrink(pool, kernel, record, plan))
+        _shrink_all(pool, failed, plan, listener, end)
     finally:
         pool.stop()
+
+
+def _shrink_all(
+    pool: _Pool,
+    failed: list[tuple[Kernel, CaseRecord]],
+    plan: Plan,
+    listener: Listener,
+    end: float | None,
+) -> None:
+    """Make each fault small; a step waits for the one before, so as many at once as workers."""
+
+    def small(kernel: Kernel, record: CaseRecord) -> Shrunk | None:
+        if end is not None and time.monotonic() > end:
+            return None
+        listener.shrinking(record)
+        return _shrink(pool, kernel, record, plan)
+
+    with ThreadPoolExecutor(plan.workers) as threads:
+        started = [threads.submit(small, *item) for item in _distinct(failed, plan.shrinks)]
+        for future in as_completed(started):
+            shrunk = future.result()
+            if shrunk is not None:
+                listener.shrunk(shrunk)
 
 
 def _verify_all(
@@ -218,7 +245,7 @@ def _work(
     streams = {kernel: _cases(kernel, plan) for kernel in kernels}
     while streams:
         for kernel in list(streams):
-            turn = list(itertools.islice(streams[kernel], _TURN))
+            turn = list(itertools.islice(streams[kernel], plan.turn))
             if not turn:
                 del streams[kernel]
             for index, case in turn:
@@ -260,14 +287,14 @@ def _cases(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
 
 
 def _distinct(
-    failed: list[tuple[Kernel, CaseRecord]],
+    failed: list[tuple[Kernel, CaseRecord]], most: int
 ) -> Iterator[tuple[Kernel, CaseRecord]]:
     """One failing record for each fault that no earlier one shows, smallest cases first."""
     seen: set[tuple[str, str, str]] = set()
     shown: collections.Counter[str] = collections.Counter()
     for kernel, record in sorted(failed, key=lambda item: _size(item[1])):
         keys = {(kernel.target, f.check, f.title) for f in record.failures}
-        if keys <= seen or shown[kernel.target] >= _SHRINKS:
+        if keys <= seen or shown[kernel.target] >= most:
             continue
         seen |= keys
         shown[kernel.target] += 1

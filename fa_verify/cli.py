@@ -1,4 +1,4 @@
-"""The command line: check, replay, list, report, compare. Thin: the work is done below.
+"""The command line: check, replay, selftest, list, report, compare. Thin: the work is done below.
 
 Exit codes: 0 all pass, 1 a kernel failed, 2 misuse, 3 nothing was verified, 4 the harness broke.
 """
@@ -121,6 +121,41 @@ def replay(target: str, case: str, **options: Any) -> int:
     from fa_verify import checking  # noqa: PLC0415
 
     return checking.replay(target, case, **options)
+
+
+@_cli.command()
+@click.argument("target", required=False)
+@click.option(
+    "--only", multiple=True, metavar="NAME", help="Only defects whose name begins so; repeatable."
+)
+@click.option(
+    "--cases",
+    type=click.IntRange(min=1),
+    default=300,
+    show_default=True,
+    help="Most cases for each defect.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "-n",
+    "--workers",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Worker processes.  [default: one a core]",
+)
+@click.option(
+    "--report",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("fa-verify-selftest"),
+    show_default=True,
+    help="Folder of the table.",
+)
+def selftest(target: str | None, folder: Path, **options: Any) -> int:
+    """Show what the oracle catches: known defects in small kernels, or put on TARGET's kernel."""
+    from fa_verify.selftest import selftest as run  # noqa: PLC0415
+
+    return run(target, folder, **options)
 
 
 @_cli.command(name="list")

@@ -1,0 +1,238 @@
+"""`selftest`: shows what the oracle catches, by running it on kernels with known defects.
+
+Without a target the defects are those of `fa_verify.zoo.defects`, planted in small right kernels,
+which run beside them; with one, those of `fa_verify.zoo.operators`, put on the target's kernel.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from fa_verify import campaign, loader
+from fa_verify.errors import InvalidInputError
+from fa_verify.verdict import Verdict
+from fa_verify.zoo import defects, operators, table
+from fa_verify.zoo.outcomes import Outcome, named, totals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fa_verify.kernel import Kernel
+    from fa_verify.record import CaseRecord, Shrunk
+
+__all__ = ["selftest"]
+
+_RIGHT = ("flash", "atomic", "decode_forward")
+_SHRINK_SECONDS = 4.0
+
+
+@dataclasses.dataclass(slots=True)
+class _Subject:
+    """A kernel under selftest and what has been seen of it so far."""
+
+    kernel: Kernel
+    expected: Outcome  # what is known beforehand
+    causes: tuple[str, ...] = ()
+    cases: int = 0
+    seconds: float = 0.0
+    failed: CaseRecord | None = None
+    small: CaseRecord | None = None
+    harness: int = 0
+
+    def outcome(self) -> Outcome:
+        """What came of it."""
+        if self.failed is None:
+            return msgspec.structs.replace(
+                self.expected, cases=self.cases, seconds=self.seconds, harness=self.harness
+            )
+        shown = self.small or self.failed
+        text, cause = named([f.diagnosis for f in shown.failures], self.causes)
+        return msgspec.structs.replace(
+            self.expected,
+            caught=True,
+            checks=tuple(dict.fromkeys(f.check for f in self.failed.failures)),
+            cases=self.cases,
+            seconds=self.seconds,
+            case=self.failed.case,
+            small=shown.case,
+            diagnosis=text,
+            cause=cause,
+            harness=self.harness,
+        )
+
+
+class _Seen:
+    """A campaign's listener: counts until the first failure of each subject, and says it."""
+
+    def __init__(self, subjects: dict[str, _Subject], console: Console) -> None:
+        self._subjects = subjects
+        self._console = console
+
+    def record(self, record: CaseRecord) -> None:
+        subject = self._subjects[record.target]
+        if subject.failed is not None:
+            return
+        subject.cases += 1
+        subject.seconds += sum(record.seconds.values())
+        subject.harness += record.verdict == Verdict.ERROR
+        if record.verdict == Verdict.FAIL:
+            subject.failed = record
+            checks = ", ".join(dict.fromkeys(f.check for f in record.failures))
+            self._say(f"{subject.expected.name}: case {subject.cases}, {checks}  [{record.case}]")
+
+    def shrinking(self, record: CaseRecord) -> None:
+        pass
+
+    def shrunk(self, shrunk: Shrunk) -> None:
+        subject = self._subjects[shrunk.record.target]
+        subject.small = shrunk.record
+        outcome = subject.outcome()
+        self._say(f"{outcome.name}: cause {outcome.cause}: {outcome.diagnosis}  [{outcome.small}]")
+
+    def _say(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+def selftest(
+    target: str | None,
+    folder: Path,
+    *,
+    only: Sequence[str] = (),
+    cases: int = 300,
+    seed: int = 0,
+    workers: int | None = None,
+) -> int:
+    """Run the defects, print and write what was caught, return the exit code.
+
+    Args:
+        target: A kernel on which the operators are put; None: the zoo.
+        folder: Where selftest.json and selftest.md are written.
+        only: Names (or beginnings of names) of defects; empty: all.
+        cases: Most cases for each defect.
+        seed: Of the distribution.
+        workers: Processes; None: one a core.
+
+    Returns:
+        0, or 1 where a defect that must be caught escaped, a right kernel alarmed, or the harness
+        broke.
+    """
+    console = Console(highlight=False)
+    workers = workers or len(os.sched_getaffinity(0))
+    plan = campaign.Plan(
+        cases=cases,
+        seed=seed,
+        workers=workers,
+        max_failures=1,
+        shrinks=1,
+        shrink_seconds=_SHRINK_SECONDS,
+        turn=1,  # what one defect's first case finds spares its second
+    )
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fa-verify-selftest-") as place:
+        subjects = {
+            subject.kernel.target: subject for subject in _subjects(target, Path(place), only)
+        }
+        if not subjects:
+            msg = f"only={', '.join(only)}: names no defect; see fa_verify/zoo"
+            raise InvalidInputError(msg)
+        kernels = tuple(subject.kernel for subject in subjects.values())
+        campaign.run(kernels, plan, _Seen(subjects, console))
+    outcomes = [subject.outcome() for subject in subjects.values()]
+    if target is None and not only:
+        outcomes += _gaps()
+    bad = [outcome for outcome in outcomes if outcome.bad]
+    headline = _headline(outcomes, time.monotonic() - begin, workers)
+    _write(folder, outcomes, headline)
+    for outcome in bad:
+        what = "alarmed" if outcome.caught else "escaped" if not outcome.harness else "broke"
+        console.print(Text(f"{outcome.name} {what}: {outcome.defect}", style="red"))
+    console.print(Text(headline))
+    console.print(Text(str(folder / "selftest.md"), style="dim"), soft_wrap=True)
+    return 1 if bad else 0
+
+
+def _wanted(name: str, only: Sequence[str]) -> bool:
+    return not only or name.startswith(tuple(only))
+
+
+def _subjects(target: str | None, place: Path, only: Sequence[str]) -> Iterator[_Subject]:
+    if target is not None:
+        for operator, where in operators.planted(target, place).items():
+            if not _wanted(operator.name, only):
+                continue
+            (mutant,) = loader.load(where)
+            yield _Subject(
+                mutant,
+                Outcome(
+                    name=operator.name,
+                    defect=operator.defect,
+                    tag="operator",
+                    kernel=target,
+                ),
+                operator.causes,
+            )
+    right = [target] if target else [f"{defects.KERNELS / 'launch.py'}:{name}" for name in _RIGHT]
+    for where in right:
+        (kernel,) = loader.load(where)
+        if _wanted(kernel.name, only):
+            yield _Subject(kernel, _right(kernel))
+    if target is not None:
+        return
+    rows = [row for row in defects.rows() if row.patch and _wanted(row.name, only)]
+    for row, where in defects.planted(rows, place).items():
+        (mutant,) = loader.load(where)
+        yield _Subject(mutant, _outcome(row), row.causes)
+
+
+def _right(kernel: Kernel) -> Outcome:
+    return Outcome(name=kernel.name, defect="none: it is right", tag="right", kernel=kernel.name)
+
+
+def _outcome(row: defects.Defect) -> Outcome:
+    return Outcome(
+        name=row.name,
+        defect=row.defect,
+        tag=row.tag,
+        source=row.source,
+        why=row.why or row.test,
+        kernel=row.kernel if row.patch else "",
+    )
+
+
+def _gaps() -> list[Outcome]:
+    """The rows that nothing is planted for."""
+    return [_outcome(row) for row in defects.rows() if not row.patch]
+
+
+def _headline(outcomes: Sequence[Outcome], seconds: float, workers: int) -> str:
+    planted = [o for o in outcomes if o.kernel and o.tag != "right"]
+    due = [o for o in planted if o.tag != "gpu-only"]
+    t = totals(due)
+    alarms = collections.Counter(o.caught for o in outcomes if o.tag == "right")[True]
+    return (
+        f"{t.caught} of {t.defects} defects caught, in a median of {t.cases:g} cases and "
+        f"{t.seconds:.1f} s; cause right {t.right}, wrong {t.wrong}, unknown {t.unknown}; "
+        f"{alarms} right kernels flagged ({seconds:.0f} s on {workers} workers)"
+    )
+
+
+def _write(folder: Path, outcomes: Sequence[Outcome], headline: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "selftest.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(outcomes), indent=1)
+        )
+        (folder / "selftest.md").write_text(table.render(outcomes, headline), encoding="utf-8")
+    except OSError as error:
+        msg = f"report={str(folder)!r}: cannot be written ({error.strerror}); choose another folder"
+        raise InvalidInputError(msg) from error

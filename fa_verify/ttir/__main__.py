@@ -44,6 +44,10 @@ def main(arguments: list[str]) -> int:
         "--config", type=int, default=0, metavar="N",
         help="autotune configuration to pin, modulo the number offered (default 0)",
     )  # fmt: skip
+    parser.add_argument(
+        "--no-benchmarks", action="store_true",
+        help="do not run what is given to triton.testing.do_bench (default: run it once)",
+    )  # fmt: skip
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
                         help="run a module, such as pytest, instead of a script")  # fmt: skip
     parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -62,12 +66,13 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     if given.module is None:
-        return script.run_script(name, rest, chosen)
+        return script.run_script(name, rest, chosen, benchmarks=not given.no_benchmarks)
     if name != "pytest":
-        return script.run_module(name, rest, chosen)
+        return script.run_module(name, rest, chosen, benchmarks=not given.no_benchmarks)
     handed = ["-p", "fa_verify.ttir.plugin", f"--ttir-schedule={given.schedule}",
               f"--ttir-config={given.config}"]  # fmt: skip
     handed += ["--ttir-no-sanitize"] * given.no_sanitize
+    handed += ["--ttir-no-benchmarks"] * given.no_benchmarks
     # A fresh process: pytest rewrites the assertions of plugins, which must not be imported yet.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     command = [sys.executable, *flags, "-m", "pytest", *handed, *rest]

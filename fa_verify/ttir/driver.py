@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 # Triton keeps one cache of compiled kernels a device index; no real GPU has this one.
 DEVICE = 90_777
+# Launchers divide by a kernel's number of registers; there is no allocation to count. A Hopper's
+# 65536 registers fill its 2048 threads of a multiprocessor at 32 a thread.
+REGISTERS = 32
 
 
 class Module(bytes):
@@ -49,7 +52,7 @@ class Utilities:
     ) -> tuple[Module, bytes, int, int, int]:
         """Return (module, function, registers, spills, most threads)."""
         del name, shared, device
-        return Module(kernel), kernel, 0, 0, 1 << 20
+        return Module(kernel), kernel, REGISTERS, 0, 1 << 20
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         """Return a Hopper's limits under the names Triton uses."""

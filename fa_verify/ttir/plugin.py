@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--ttir-schedule", default="forward", help="order of programs")
     group.addoption("--ttir-config", type=int, default=0, help="autotune configuration to pin")
     group.addoption("--ttir-no-sanitize", action="store_true", help="look for nothing")
+    group.addoption("--ttir-no-benchmarks", action="store_true", help="do_bench runs nothing")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,16 +44,18 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         options = parse_options(given.ttir_schedule, given.ttir_config, not given.ttir_no_sanitize)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
-    early_config.pluginmanager.register(_Tests(options), _NAME)
+    early_config.pluginmanager.register(
+        _Tests(options, benchmarks=not given.ttir_no_benchmarks), _NAME
+    )
 
 
 class _Tests:
     """Executions of one pytest process: one for collection, then one a test."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, benchmarks: bool) -> None:
         self._options = options
         self._whole = ExitStack()
-        self._whole.enter_context(redirected())
+        self._whole.enter_context(redirected(benchmarks=benchmarks))
         self._begin()
         self._launches = 0
         self._kernels: set[str] = set()

@@ -8,6 +8,7 @@ operators, timing loops, and what cannot be had (CUDA graphs). Single tensors ar
 from __future__ import annotations
 
 import functools
+import math
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -26,12 +27,17 @@ if TYPE_CHECKING:
 
     _Keeper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+_TIMERS = ("do_bench", "do_bench_cudagraph")
+
 
 @contextmanager
-def redirected() -> Iterator[None]:
+def redirected(*, benchmarks: bool = True) -> Iterator[None]:
     """Make tensors asked for on cuda on the CPU, and let them answer as if they were on cuda.
 
     Meant for a whole process: what other threads do is not redirected.
+
+    Args:
+        benchmarks: Whether triton.testing.do_bench calls its function (once) at all.
     """
     devices = Devices()
     modes = (Inheritance(devices), Redirection(devices))
@@ -39,6 +45,10 @@ def redirected() -> Iterator[None]:
         stack.enter_context(hopper.answering())
         for owner, replacements in _replacements(modes[0].kernels, functools.partial(_kept, modes)):
             stack.enter_context(patch.multiple(owner, **replacements))
+        timers: dict[str, Any] = dict.fromkeys(
+            _TIMERS, functools.partial(_do_bench, run=benchmarks)
+        )
+        stack.enter_context(patch.multiple(triton.testing, **timers))
         for mode in modes:
             stack.enter_context(mode)
         yield
@@ -72,7 +82,6 @@ def _replacements(kernels: dict[str, Any], kept: _Keeper) -> Iterator[tuple[Any,
     yield torch.library.Library, _libraries(kernels, kept)
     yield torch, {"Generator": _Generator, "compile": _compile, **_autocast_queries()}
     yield torch.autocast, {"__init__": _autocast_init(torch.autocast.__init__)}
-    yield triton.testing, {"do_bench": _do_bench, "do_bench_cudagraph": _do_bench}
 
 
 def _no_graphs(*_: Any, **__: Any) -> Any:
@@ -152,10 +161,11 @@ def _autocast_queries() -> dict[str, Any]:
     return queries
 
 
-def _do_bench(fn: Callable[[], Any], *_: Any, **options: Any) -> Any:
-    """triton.testing.do_bench: run once and time nothing; not-a-number can not be misread."""
-    fn()
+def _do_bench(fn: Callable[[], Any], *_: Any, run: bool, **options: Any) -> Any:
+    """triton.testing.do_bench: run once and time nothing; not-a-number cannot be misread."""
+    if run:
+        fn()
     quantiles = options.get("quantiles")
     if quantiles is not None:
-        return [float("nan")] * len(quantiles) if len(quantiles) > 1 else float("nan")
-    return [float("nan")] if options.get("return_mode") == "all" else float("nan")
+        return [math.nan] * len(quantiles) if len(quantiles) > 1 else math.nan
+    return [math.nan] if options.get("return_mode") == "all" else math.nan

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
-def run_script(path: str, arguments: list[str], options: Options) -> int:
+def run_script(path: str, arguments: list[str], options: Options, *, benchmarks: bool) -> int:
     """Run a file as ``python path arguments`` would.
 
     Returns:
@@ -30,22 +30,28 @@ def run_script(path: str, arguments: list[str], options: Options) -> int:
         an operation that could not be run.
     """
     sys.path[0] = str(Path(path).resolve().parent)
-    return _run(lambda: runpy.run_path(path, run_name="__main__"), [path, *arguments], options)
+
+    def action() -> object:
+        return runpy.run_path(path, run_name="__main__")
+
+    return _run(action, [path, *arguments], options, benchmarks=benchmarks)
 
 
-def run_module(name: str, arguments: list[str], options: Options) -> int:
+def run_module(name: str, arguments: list[str], options: Options, *, benchmarks: bool) -> int:
     """Run a module as ``python -m name arguments`` would; returns as `run_script` does."""
 
     def action() -> object:
         return runpy.run_module(name, run_name="__main__", alter_sys=True)
 
-    return _run(action, [name, *arguments], options)
+    return _run(action, [name, *arguments], options, benchmarks=benchmarks)
 
 
-def _run(action: Callable[[], object], argv: list[str], options: Options) -> int:
+def _run(
+    action: Callable[[], object], argv: list[str], options: Options, *, benchmarks: bool
+) -> int:
     saved, sys.argv = sys.argv, argv
     try:
-        with redirected(), execute(options, tell=_announce) as run:
+        with redirected(benchmarks=benchmarks), execute(options, tell=_announce) as run:
             code = _exit_code(action)
     finally:
         sys.argv = saved

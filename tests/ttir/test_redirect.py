@@ -185,6 +185,14 @@ def test_nothing_is_timed():
     assert len(time) == 3
 
 
+def test_layer_norm_in_half_precision_is_summed_in_float32():
+    x = torch.randn(512, 64, device="cuda", dtype=torch.float16)
+    grad = torch.randn_like(x)
+    bias = torch.zeros(64, device="cuda", dtype=torch.float16, requires_grad=True)
+    torch.nn.functional.layer_norm(x, (64,), torch.ones_like(bias), bias).backward(grad)
+    assert torch.equal(bias.grad, grad.double().sum(0).half())
+
+
 def test_graphs_are_unsupported():
     with pytest.raises(ttir.Unsupported, match="CUDAGraph"):
         torch.cuda.CUDAGraph()

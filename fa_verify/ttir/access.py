@@ -59,6 +59,7 @@ class Accesses:
         """Work for `machine`, reporting to `findings` when `sanitize`."""
         self.machine, self.sanitize = machine, sanitize
         self.planner = Planner()
+        self.findings = findings
         self.races = Races(machine, findings)
         self.reports = Reports(machine, findings)
         self.reading: Reading | None = None

@@ -277,9 +277,13 @@ class Body:
 
     def __call__(self, values: Sequence[RuntimeValue]) -> list[RuntimeValue]:
         """Run on all current lanes; return the function's results."""
+        return self.graph(self.bind(values))
+
+    def bind(self, values: Sequence[RuntimeValue]) -> Env:
+        """Slots before anything has run."""
         env = self.template.copy()
         assign(env, self.args, values)
-        return self.graph(env)
+        return env
 
 
 def map_elementwise(op: Op, low: Lowering) -> Step:

@@ -33,6 +33,7 @@ class Findings:
         self.incidents: list[Incident] = []
         self._index: dict[tuple[str, str, str, int, str], int] = {}
         self._limit = limit
+        self.noted = 0
 
     def add(  # noqa: PLR0917 - what an incident is made of
         self,
@@ -49,6 +50,7 @@ class Findings:
         landed: str = "",
     ) -> None:
         """Record that `count` lanes did something wrong at `site`."""
+        self.noted += 1
         name = argument.name if argument is not None else ""
         key = (kind, site.kernel, site.file, site.line, name)
         seen = self._index.get(key)

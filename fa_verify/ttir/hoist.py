@@ -20,7 +20,8 @@ _PURE = frozenset({
 })  # fmt: skip
 
 
-def _is_pure(op: Op) -> bool:
+def is_pure(op: Op) -> bool:
+    """Whether an operation has no effects and no regions."""
     return not op.regions and (op.name in _PURE or op.name.startswith(("arith.", "math.")))
 
 
@@ -49,7 +50,7 @@ def _invariant(loop: Op) -> list[Op]:
         for block in region.blocks:
             kept: list[Op] = []
             for op in block.ops:
-                if _is_pure(op) and inside.isdisjoint(op.operands):
+                if is_pure(op) and inside.isdisjoint(op.operands):
                     moved.append(op)
                     inside.difference_update(op.results)
                 else:

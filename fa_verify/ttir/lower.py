@@ -67,6 +67,8 @@ class Lowering:
         self._crossing = blocks if len(blocks) > 1 else []  # values may be read in other blocks
         self.template: Env = []
         self.peak_bytes = 0
+        # Which operation of a block each of its steps carries out.
+        self.places: dict[Block, list[int]] = {}
 
     # -- slots
     def slot(self, value: Value) -> int:
@@ -187,6 +189,7 @@ class Lowering:
                 drop = [slot for slot in slots if self.template[slot] is None]
                 dying.setdefault(end, []).extend(drop)
         self.peak_bytes = max(self.peak_bytes, _peak(live_until, len(block.ops)))
+        self.places[block] = [index for _, index in steps]
         done: Steps = []
         for step, index in steps:
             done.append((step, tuple(dying.pop(index, ()))))

@@ -46,6 +46,7 @@ from fa_verify.ttir.lower import MASK_OPERAND, Lowering
 from fa_verify.ttir.machine import Lanes, Machine
 from fa_verify.ttir.parser import parse
 from fa_verify.ttir.roots import ADDRESSES, stored_arguments
+from fa_verify.ttir.settled import Settled, settle
 from fa_verify.ttir.turns import Turns
 from fa_verify.ttir.values import Descriptor, Pointer
 from fa_verify.ttir.waits import waiting
@@ -113,6 +114,7 @@ class Program:
             hoist(function)
             if floats.contraction == "fused":
                 contract(function)
+            settled = settle(function) if function is module.entry else 0
             low = Lowering(
                 function=function,
                 module=module,
@@ -124,6 +126,7 @@ class Program:
                 waiting=waits,
             )
             self._bodies[function.name] = Body(low)
+            self._settled = Settled(low, self._bodies[function.name].graph, settled)
             self._peak += low.peak_bytes
         self.stored = stored_arguments(module)
         dismantle(module)
@@ -177,7 +180,9 @@ class Program:
         def advance(linear: Array) -> None:
             machine.check()
             machine.lanes = Lanes.of(linear, grid)
-            body(bound)
+            env = body.bind(bound)
+            self._settled(machine, env, bound)
+            body.graph(env)
 
         if self._waits:
             self._take_turns(count, options, advance)

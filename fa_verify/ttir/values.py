@@ -105,6 +105,11 @@ class Descriptor:
     round_f32_to_tf32: bool = False
 
 
+def nbytes(value: RuntimeValue) -> int:
+    """Size of an array or of terms."""
+    return sum(map(nbytes, value)) if isinstance(value, tuple) else int(value.nbytes)
+
+
 def take(value: RuntimeValue, lanes: Selection) -> RuntimeValue:
     """Keep the given program lanes of a value."""
     if isinstance(value, np.ndarray):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fa_verify.ttir.floats import (
     round_to,
     round_toward_zero,
 )
-from fa_verify.ttir.ops_int import UNSIGNED, unsigned, wrapped
+from fa_verify.ttir.ops_int import unsigned, wrapped
 from fa_verify.ttir.ops_memory import cast_pointer
 from fa_verify.ttir.reuse import spare
 
@@ -87,28 +87,29 @@ def int_to_float(op: Op, low: Lowering) -> Step:
 
 
 def float_to_int(op: Op, low: Lowering) -> Step:
-    """arith.fptosi and arith.fptoui: toward zero, saturating, NaN to 0 (PTX cvt.rzi)."""
+    """arith.fptosi and arith.fptoui as PTX's cvt.rzi: toward zero, saturating.
+
+    LLVM makes 8-bit integers from the low byte of 16-bit ones. NaN is 0, but if either side has 64
+    bits it is the pattern with only the top bit set (PTX ISA, cvt, "integer notes").
+    """
     dtype = CARRIER[op.results[0].type.scalar]
     if dtype.kind == "b":
         return low.unary(op, lambda x: x != 0)
-    target = np.dtype(UNSIGNED[dtype]) if op.name == "arith.fptoui" else dtype
-    bound = np.iinfo(target)
+    size = max(dtype.itemsize, 2)
+    target = np.dtype(f"{'u' if op.name == 'arith.fptoui' else 'i'}{size}")
+    least, most = np.iinfo(target).min, np.iinfo(target).max
+    top_bit = size == 8 or op.operands[0].type.scalar == "f64"
+    invalid = np.array(1 << (8 * size - 1) if top_bit else 0, np.uint64).astype(target)
 
     def convert(x: Array) -> Array:
         cut = np.trunc(x.astype(np.float64))
-        cut = np.where(np.isnan(cut), 0.0, cut)
-        inside = np.clip(cut, float(bound.min), float(bound.max) if bound.bits < 64 else 2.0**62)
-        whole = inside.astype(np.int64 if bound.bits < 64 or target.kind == "i" else np.uint64)
-        if bound.bits == 64:
-            whole = np.where(cut >= 2.0**62, _far(cut, bound.max, target), whole)
-        return whole.astype(target).view(dtype)
+        above, below = cut >= float(most + 1), cut < float(least)
+        nan = np.isnan(cut)
+        whole = np.where(above | below | nan, 0.0, cut).astype(target)
+        whole = np.where(above, target.type(most), np.where(below, target.type(least), whole))
+        return np.where(nan, invalid, whole).astype(dtype)
 
     return low.unary(op, convert)
-
-
-def _far(cut: Array, largest: int, target: np.dtype[Any]) -> Array:
-    inside = cut < float(largest)
-    return np.where(inside, np.where(inside, cut, 0.0).astype(target), target.type(largest))
 
 
 def truncf(op: Op, low: Lowering) -> Step:

@@ -227,3 +227,32 @@ def test_a_kernel_casts_with_the_rounding_it_names(name, to, rounding):
     rule = floats.round_to if rounding == "rtne" else floats.round_toward_zero
     assert np.array_equal(out.to(torch.float32).numpy(), rule(x, name))
     assert (rounding == "rtne") == (np.abs(out.to(torch.float64).numpy()) > np.abs(x)).any()
+
+
+@triton.jit
+def whole(x, out, TO: tl.constexpr, N: tl.constexpr):  # noqa: N803
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i).to(TO))
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "want"),
+    [
+        # what 2.9, -2.9, 300, -300, 1e6, -1e6, 1e30, -1e30 and NaN become
+        ("float32", "int8", [2, -2, 44, -44, -1, 0, -1, 0, 0]),
+        ("float32", "uint8", [2, 0, 44, 0, 255, 0, 255, 0, 0]),
+        ("float32", "int16", [2, -2, 300, -300, 32767, -32768, 32767, -32768, 0]),
+        ("float32", "int32", [2, -2, 300, -300, 10**6, -(10**6), 2**31 - 1, -(2**31), 0]),
+        ("float32", "int64", [2, -2, 300, -300, 10**6, -(10**6), 2**63 - 1, -(2**63), -(2**63)]),
+        ("float64", "int32", [2, -2, 300, -300, 10**6, -(10**6), 2**31 - 1, -(2**31), -(2**31)]),
+        ("float64", "int8", [2, -2, 44, -44, -1, 0, -1, 0, 0]),
+        ("float32", "uint32", [2, 0, 300, 0, 10**6, 0, 2**32 - 1, 0, 0]),
+        ("float32", "uint64", [2, 0, 300, 0, 10**6, 0, 2**64 - 1, 0, 2**63]),
+    ],
+)
+def test_floats_become_integers_as_cvt_rzi_makes_them(source, to, want):
+    x = torch.tensor([2.9, -2.9, 300, -300, 1e6, -1e6, 1e30, -1e30, np.nan] + [0] * 7)
+    out = torch.empty(16, dtype=getattr(torch, to))
+    with ttir.execute():
+        whole[(1,)](x.to(getattr(torch, source)), out, getattr(tl, to), 16)
+    assert out[:9].tolist() == want

@@ -25,9 +25,10 @@ from fa_verify import ttir
 BLOCK = 1024
 MODELS = {
     "default": ttir.FloatModel(),
+    "correct": ttir.FloatModel(functions="correct"),
     "exact": ttir.FloatModel(accumulation="exact"),
     "hardware": ttir.FloatModel(
-        accumulation="tensor_core", functions="approximate", contraction="fused"
+        accumulation="tensor_core", functions="stepwise", contraction="fused"
     ),
     "flush": ttir.FloatModel(subnormals="flush"),
     "nearest_away": ttir.FloatModel(accumulation="tensor_core", tf32="nearest_away"),

@@ -30,7 +30,7 @@ FLOAT_MODELS = {
     "hopper-bits": ttir.FloatModel(
         name="hopper-bits",
         accumulation="tensor_core",
-        functions="approximate",
+        functions="stepwise",
         contraction="fused",
     ),
 }

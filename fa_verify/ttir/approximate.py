@@ -1,9 +1,10 @@
-"""float32 functions in the steps that Triton compiles them to for sm_90.
+"""float32 functions as Triton compiles them for sm_90: their steps, and which numbers they flush.
 
-Read off the PTX of Triton 3.6 to 3.9 (identical there): `ex2.approx`, `rsqrt.approx` and their like
-are the hardware's own, taken here as correctly rounded but for subnormal numbers, which the .ftz
-variants read and write as zero (PTX ISA, "Floating Point Instructions"); logarithms and erf are
-libdevice's polynomials, step by step.
+`APPROXIMATE` has the steps that cost nothing extra, `STEPWISE` all of them. Read off the PTX of
+Triton 3.6 to 3.9 (identical there): `ex2.approx`, `rsqrt.approx` and their like are the hardware's
+own, taken here as correctly rounded but for subnormal numbers, which the .ftz variants read and
+write as zero (PTX ISA, "Floating Point Instructions"); logarithms and erf are libdevice's
+polynomials, step by step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.floats import Array
 
 _SMALLEST = np.float32(2.0**-126)
+_LOWEST = np.float32(-126)  # below it exp2 is subnormal
 _LOG2E = np.float32(1.4426950408889634)
 
 
@@ -29,8 +31,36 @@ def flush(x: Array) -> Array:
     return np.where(tiny, np.copysign(x.dtype.type(0), x), x) if tiny.any() else x
 
 
-def _exp2(x: Array) -> Array:
-    """ex2.approx.f32."""
+def exp2(x: Array, out: Array | None = None) -> Array:
+    """NumPy's exp2; its float32 loop takes 40 times longer an element below -126, -inf included."""
+    if x.dtype != np.float32 or x.min() >= _LOWEST:
+        return np.exp2(x, out=out)
+    low = x < _LOWEST
+    power = np.where(low, x + np.float32(64), x)
+    np.exp2(np.maximum(power, _LOWEST, out=power), out=power)
+    power *= np.where(low, np.float32(2.0**-64), np.float32(1))
+    return power
+
+
+def _exp2_flushing(x: Array, out: Array | None = None) -> Array:
+    """ex2.approx.ftz.f32 by NumPy's exp2; of a subnormal x it is 1 anyway."""
+    if x.min() >= _LOWEST:
+        return np.exp2(x, out=out)
+    low = x < _LOWEST
+    power = np.maximum(x, _LOWEST, out=out)
+    np.exp2(power, out=power)
+    power *= ~low
+    return power
+
+
+def _exp(x: Array, out: Array | None = None) -> Array:
+    """ex2.approx.f32 of a rounded product."""
+    scaled = np.multiply(x, _LOG2E, out=out)
+    return exp2(scaled, out=scaled)
+
+
+def _exp2_rounded(x: Array) -> Array:
+    """ex2.approx.f32, correctly rounded."""
     return np.exp2(x.astype(np.float64)).astype(np.float32)
 
 
@@ -96,7 +126,7 @@ def _erf(x: Array) -> Array:
     square = x * x
     near = fma(_polynomial(square, _ERF_NEAR), x, x)
     exponent = fma(_polynomial(magnitude, _ERF_FAR), -magnitude, -magnitude)
-    far = np.copysign(np.float32(1) - flush(_exp2(exponent)), x)
+    far = np.copysign(np.float32(1) - flush(_exp2_rounded(exponent)), x)
     return np.where(magnitude >= _ERF_LIMIT, far, near)
 
 
@@ -114,14 +144,23 @@ def _flushing(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
     return apply
 
 
-FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "exp": lambda x: _exp2(x * _LOG2E),
-    "exp2": _flushing(_exp2),
-    "log": _log,
-    "log2": _log2,
+def _rsqrt(x: Array) -> Array:
+    return (1 / np.sqrt(x.astype(np.float64))).astype(np.float32)
+
+
+APPROXIMATE: dict[str, Callable[..., Array]] = {
+    "exp": _exp,
+    "exp2": _exp2_flushing,
     "sqrt": _flushing(np.sqrt),
-    "rsqrt": _flushing(lambda x: (1 / np.sqrt(x.astype(np.float64))).astype(np.float32)),
-    "erf": _erf,
+    "rsqrt": _flushing(_rsqrt),
     "floor": _flushing(np.floor),
     "ceil": _flushing(np.ceil),
 }
+STEPWISE: dict[str, Callable[..., Array]] = APPROXIMATE | {
+    "exp": lambda x: _exp2_rounded(x * _LOG2E),
+    "exp2": _flushing(_exp2_rounded),
+    "log": _log,
+    "log2": _log2,
+    "erf": _erf,
+}
+IN_PLACE = frozenset({exp2, _exp2_flushing, _exp})  # take `out` as NumPy's own functions do

@@ -40,7 +40,7 @@ def _rounded(function: Callable[..., Array]) -> Rule:
 
 def quotient(op: Op, low: Lowering) -> Step | None:
     """arith.divf; Triton divides fp16 and bf16 in float32."""
-    if op.results[0].type.scalar != "f64" and low.floats.functions == "approximate":
+    if op.results[0].type.scalar != "f64" and low.floats.functions == "stepwise":
         return _rounded(divide)(op, low)
     return _rounded(np.divide)(op, low)
 

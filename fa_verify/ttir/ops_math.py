@@ -31,13 +31,17 @@ def _rsqrt(x: Array) -> Array:
     return inverse
 
 
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    return a * b + c if a.dtype == np.float64 else fma(a, b, c)
+
+
 def _leading_zeros(x: Array) -> Array:
     exponent = np.frexp(x.view(f"u{x.dtype.itemsize}").astype(np.float64))[1]
     return (8 * x.dtype.itemsize - exponent).astype(x.dtype)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2,
+    "exp": np.exp, "exp2": approximate.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2,
     "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": _rsqrt, "sin": np.sin,
     "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
     "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh,
@@ -45,7 +49,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "erfinv": _torch(torch.erfinv), "lgamma": _torch(torch.lgamma), "floor": np.floor,
     "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "nearbyint": np.rint, "roundeven": np.rint,
     "round": lambda x: np.copysign(np.floor(np.abs(x) + x.dtype.type(0.5)), x), "absf": np.abs,
-    "absi": np.abs, "fabs": np.abs, "abs": np.abs, "fma": fma, "pow": np.power, "powf": np.power,
+    "absi": np.abs, "fabs": np.abs, "abs": np.abs, "fma": _fma, "pow": np.power, "powf": np.power,
     "fmod": np.fmod, "copysign": np.copysign, "fmax": np.fmax, "fmin": np.fmin, "cbrt": np.cbrt,
     "hypot": np.hypot, "fdim": lambda a, b: np.fmax(a - b, 0), "isnan": np.isnan, "isinf": np.isinf,
     "isnand": np.isnan, "isinfd": np.isinf, "finitef": np.isfinite, "isfinited": np.isfinite,
@@ -78,10 +82,15 @@ def _elementwise(name: str) -> Rule:
         if op.results[0].type.is_float and scalar not in ("f32", "f64"):
             return low.nary(op, lambda *xs: round_to(function(*xs), scalar))
         if scalar == "f32" and low.floats.functions == "approximate":
-            return low.nary(op, approximate.FUNCTIONS.get(name, function))
-        if isinstance(function, np.ufunc) and scalar in ("f32", "f64"):
-            return elementwise(op, low, function)
-        return low.nary(op, function)
+            chosen = approximate.APPROXIMATE.get(name, function)
+        elif scalar == "f32" and low.floats.functions == "stepwise":
+            chosen = approximate.STEPWISE.get(name, function)
+        else:
+            chosen = function
+        in_place = isinstance(chosen, np.ufunc) or chosen in approximate.IN_PLACE
+        if in_place and scalar in ("f32", "f64"):
+            return elementwise(op, low, chosen)
+        return low.nary(op, chosen)
 
     return rule
 

@@ -24,8 +24,10 @@ class FloatModel:
             multiply-adds. That takes tens of times longer.
         subnormals: "keep": IEEE arithmetic, as in the code Triton generates. "flush": float32
             sums, products and quotients read and write subnormal numbers as zero (PTX's .ftz).
-        functions: "correct": exponentials, roots, logarithms and quotients to within a few ulp of
-            the exact value. "approximate": in the steps Triton compiles them to for sm_90.
+        functions: "correct": float32 exponentials, roots, logarithms and quotients to within a few
+            ulp of the exact value. "approximate": exp by way of exp2 of a rounded product, and
+            subnormal numbers flushed where Triton's code for sm_90 flushes them. "stepwise": every
+            step of that code, libdevice's polynomials too; logarithms take 200 times longer.
         contraction: "none": every operation rounds. "fused": a float32 product that is added or
             subtracted at once is not rounded, as Triton's default lets LLVM do.
     """
@@ -34,7 +36,7 @@ class FloatModel:
     tf32: Literal["truncate", "nearest_away"] = "truncate"
     accumulation: Literal["float32", "exact", "tensor_core"] = "float32"
     subnormals: Literal["keep", "flush"] = "keep"
-    functions: Literal["correct", "approximate"] = "correct"
+    functions: Literal["correct", "approximate", "stepwise"] = "approximate"
     contraction: Literal["none", "fused"] = "none"
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fa_verify.ttir.floats import Array
     from fa_verify.ttir.ir import Op
@@ -42,8 +42,8 @@ def spare(env: Env, slots: Sequence[int], shape: tuple[int, ...]) -> Array | Non
     return None
 
 
-def elementwise(op: Op, low: Lowering, function: np.ufunc) -> Step:
-    """Result = function(*operands), all of one type."""
+def elementwise(op: Op, low: Lowering, function: Callable[..., Array]) -> Step:
+    """Result = function(*operands), all of one type; `function` takes `out` as ufuncs do."""
     slots, result = [low.slot(x) for x in op.operands], low.slot(op.results[0])
     last = [low.slot(x) for x in low.last_uses(op)]
     if len(slots) == 1:
@@ -62,7 +62,7 @@ def elementwise(op: Op, low: Lowering, function: np.ufunc) -> Step:
     return step
 
 
-def _unary(a: int, result: int, function: np.ufunc, last: list[int]) -> Step:
+def _unary(a: int, result: int, function: Callable[..., Array], last: list[int]) -> Step:
     def step(env: Env) -> None:
         out = spare(env, last, env[a].shape) if env[a].size >= _WORTHWHILE else None
         env[result] = function(env[a], out=out)

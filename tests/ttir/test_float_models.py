@@ -124,18 +124,21 @@ def test_approximate_functions_are_close_where_the_hardwares_are(op):
     wide = x.double()
     exact = {"exp2": torch.exp2, "log": torch.log, "log2": torch.log2, "sqrt": torch.sqrt,
              "rsqrt": torch.rsqrt, "erf": torch.erf}[op](wide).numpy()  # fmt: skip
-    assert error_in_ulps(run(function, x, op, functions="approximate"), exact).max() <= STEPS[op]
-    assert error_in_ulps(run(function, x, op), exact).max() <= 4  # NumPy promises 3.83 for log
+    assert error_in_ulps(run(function, x, op, functions="stepwise"), exact).max() <= STEPS[op]
+    for model in ("correct", "approximate"):
+        error = error_in_ulps(run(function, x, op, functions=model), exact).max()
+        assert error <= 4  # NumPy promises 3.83 for log
 
 
 def test_exp_rounds_its_argument_times_log2e():
     x = torch.linspace(-87, -60, N)
     exact = np.exp(x.double().numpy())
     steps = np.exp2((x.numpy() * np.float32(1.4426950408889634)).astype(np.float64))
-    approximate = run(function, x, "exp", functions="approximate")
-    assert np.array_equal(approximate.numpy(), steps.astype(np.float32))
-    assert 30 < error_in_ulps(approximate, exact).max() < 64
-    assert error_in_ulps(run(function, x, "exp"), exact).max() < 2
+    stepwise = run(function, x, "exp", functions="stepwise")
+    assert np.array_equal(stepwise.numpy(), steps.astype(np.float32))
+    assert 30 < error_in_ulps(stepwise, exact).max() < 64
+    assert 30 < error_in_ulps(run(function, x, "exp"), exact).max() < 64
+    assert error_in_ulps(run(function, x, "exp", functions="correct"), exact).max() < 3
 
 
 @pytest.mark.parametrize(
@@ -153,12 +156,32 @@ def test_exp_rounds_its_argument_times_log2e():
 )  # fmt: skip
 def test_the_ends_of_the_range(op, argument, correct, approximate):
     x = torch.full((N,), argument)
-    for model, want in (("correct", correct), ("approximate", approximate)):
+    wants = {"correct": correct, "approximate": approximate, "stepwise": approximate}
+    for model, want in wants.items():
         got = run(function, x, op, functions=model)
         rtol = 1e-5 if op == "exp" else 2e-7  # x log2 e is rounded
         wanted = torch.full((N,), float(want))
         torch.testing.assert_close(got, wanted, rtol=rtol, atol=0, equal_nan=True)
         assert (torch.signbit(got) == np.signbit(want)).all() or np.isnan(want)
+
+
+@pytest.mark.parametrize("model", ["correct", "approximate", "stepwise"])
+def test_exponentials_of_hidden_scores(model):
+    """Minus infinity and other numbers far below among ordinary ones."""
+    x = torch.linspace(-151, 127, N)
+    x[::3], x[1::50], x[2::50], x[5] = -torch.inf, torch.inf, torch.nan, -1e30
+    got = run(function, x, "exp2", functions=model).double()
+    exact = torch.exp2(x.double())
+    if model != "correct":
+        exact[exact < 2.0**-126] = 0
+    exact[exact >= 2.0**128] = torch.inf
+    torch.testing.assert_close(got, exact, rtol=2.0**-22, atol=2.0**-149, equal_nan=True)
+    if model == "correct":
+        assert ((got > 0) & (got < 2.0**-126)).any()
+    got = run(function, x, "exp", functions=model).double()
+    exact = torch.exp(x.double()).float().double()
+    torch.testing.assert_close(got, exact, rtol=2.0**-16, atol=2.0**-149, equal_nan=True)
+    assert ((got > 0) & (got < 2.0**-126)).any()  # ex2.approx.f32 has no .ftz there
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -18,6 +18,9 @@ from fa_verify.ttir.program import TensorDescriptorArgument, program_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fa_verify.ttir.findings import Findings
+    from fa_verify.ttir.program import Program
+
 # Triton keeps one cache of compiled kernels a device index; no real GPU has this one.
 DEVICE = 90_777
 # Launchers divide by a kernel's number of registers; there is no allocation to count. A Hopper's
@@ -103,6 +106,8 @@ class Launcher:
         ):
             program = program_for(function.decode(), self.file, run.options.float_model)
             compiled = time.perf_counter()
+            if run.options.sanitize:
+                self._check_constants(program, args, run.findings)
             program.run(
                 names,
                 values,
@@ -119,6 +124,11 @@ class Launcher:
         )  # fmt: skip
         if leave is not None:
             leave(launch_metadata)
+
+    def _check_constants(self, program: Program, args: Any, findings: Findings) -> None:
+        pairs = zip(self.signature, args, strict=True)
+        given = [(name, value) for (name, type_), value in pairs if type_ == "constexpr"]
+        program.specialisation.constants(given, self.constants, findings)
 
 
 def _flatten(name: str, type_: Any, value: Any) -> Iterator[tuple[str, Any]]:

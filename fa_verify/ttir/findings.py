@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from fa_verify.ttir.argument import Argument
 
+# What may be no mistake: told apart from incidents, and no reason to fail anything.
+NOTES = frozenset({"nan-born", "read-back", "order-dependence"})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
@@ -31,6 +34,7 @@ class Findings:
         """Keep at most `limit` different incidents; `tell` hears of each when it first occurs."""
         self._tell = tell
         self.incidents: list[Incident] = []
+        self.notes: list[Incident] = []
         self._index: dict[tuple[str, str, str, int, str], int] = {}
         self._limit = limit
         self.noted = 0
@@ -39,7 +43,7 @@ class Findings:
         self,
         kind: str,
         site: Site,
-        argument: Argument | None,
+        argument: Argument | str | None,
         program_id: tuple[int, int, int],
         offset: int,
         count: int,
@@ -50,34 +54,34 @@ class Findings:
         landed: str = "",
     ) -> None:
         """Record that `count` lanes did something wrong at `site`."""
-        self.noted += 1
-        name = argument.name if argument is not None else ""
+        tensor = None if isinstance(argument, str) else argument
+        name = argument if isinstance(argument, str) else "" if argument is None else argument.name
+        found = self.notes if kind in NOTES else self.incidents
+        self.noted += found is self.incidents
         key = (kind, site.kernel, site.file, site.line, name)
         seen = self._index.get(key)
         if seen is not None:
-            old = self.incidents[seen]
-            self.incidents[seen] = replace(old, count=old.count + count)
+            found[seen] = replace(found[seen], count=found[seen].count + count)
             return
-        if len(self.incidents) >= self._limit:
+        if len(found) >= self._limit:
             return
-        self._index[key] = len(self.incidents)
-        self.incidents.append(
-            Incident(
-                kind=kind,
-                kernel=site.kernel,
-                file=site.file,
-                line=site.line,
-                source=linecache.getline(site.file, site.line).strip(),
-                argument=name,
-                program_id=program_id,
-                coordinates=argument.coordinates(offset) if argument is not None else None,
-                offset=offset,
-                count=count,
-                detail=detail,
-                mask=mask,
-                distance=distance,
-                landed=landed,
-            )
+        self._index[key] = len(found)
+        incident = Incident(
+            kind=kind,
+            kernel=site.kernel,
+            file=site.file,
+            line=site.line,
+            source=linecache.getline(site.file, site.line).strip(),
+            argument=name,
+            program_id=program_id,
+            coordinates=None if tensor is None else tensor.coordinates(offset),
+            offset=offset,
+            count=count,
+            detail=detail,
+            mask=mask,
+            distance=distance,
+            landed=landed,
         )
-        if self._tell is not None:
-            self._tell(self.incidents[-1])
+        found.append(incident)
+        if self._tell is not None and found is self.incidents:
+            self._tell(incident)

@@ -124,7 +124,7 @@ class Region:
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """A tt.func: its name, arguments, body, and whether it is the kernel."""
+    """A tt.func: its name, arguments (and their attributes), body, whether it is the kernel."""
 
     name: str
     args: list[Value]
@@ -132,6 +132,7 @@ class Function:
     public: bool
     location: Location
     results: list[Type] = field(default_factory=list)
+    attributes: list[dict[str, str]] = field(default_factory=list)
 
     def walk(self) -> Iterator[Op]:
         """Yield all operations, outer before inner."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import CARRIER, Array
+from fa_verify.ttir.hints import watched
 
 if TYPE_CHECKING:
     from fa_verify.ttir.ir import Block, Function, Module, Op, Value
@@ -209,6 +210,8 @@ class Lowering:
             if error.op:
                 raise
             raise self.failure(op, error.what)() from error  # noqa: RSE102 - the call makes it
+        if step is not None and op.attrs:
+            step = watched(op, self, step)
         if step is not None:  # for what turns out only while it runs
             setattr(step, PLACE, _place(op))
         return step

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.ttir import descriptor_rules
 from fa_verify.ttir.access import Update
 from fa_verify.ttir.cells import Access
 from fa_verify.ttir.errors import Unsupported
@@ -32,6 +33,7 @@ def make_descriptor(op: Op, low: Lowering) -> Step:
     strides = [low.slot(x) for x in op.operands[1 + rank : 1 + 2 * rank]]
     padding = " ".join([*op.words, *op.attrs.values()]).lower()
     nan = "nan" in padding or op.attrs.get("padding", "").startswith("2")
+    machine, site = low.machine, low.site(op)
 
     def step(env: Env) -> None:
         env[result] = Descriptor(
@@ -39,6 +41,8 @@ def make_descriptor(op: Op, low: Lowering) -> Step:
             tuple([int64(env[s]) for s in strides]),
             block.shape, block.scalar, nan,
         )  # fmt: skip
+        if machine.accesses.sanitize:
+            descriptor_rules.check(env[result], site, machine.accesses.reports)
 
     return step
 

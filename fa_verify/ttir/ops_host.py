@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.ttir.hints import assume
+
 if TYPE_CHECKING:
     from fa_verify.ttir.ir import Op
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step
@@ -54,5 +56,5 @@ RULES: dict[str, Rule] = {
     "tt.assert": assert_,
     "gpu.barrier": _nothing,
     "ttg.barrier": _nothing,
-    "llvm.intr.assume": _nothing,
+    "llvm.intr.assume": assume,
 }

@@ -126,7 +126,7 @@ class Incident:
 
     Attributes:
         kind: "out-of-bounds-read", "out-of-bounds-write", "neighbour-read", "uninitialised-read",
-            "race", "integer-overflow" or "assertion-failed".
+            "race", "integer-overflow", "false-hint", "descriptor-rule" or "assertion-failed".
         kernel: The kernel's name.
         file: Source file of the access.
         line: Line in `file`.

@@ -144,12 +144,12 @@ class _Parser:
         self.scopes.append({})
         self.expect("(")
         args: list[Value] = []
+        attributes: list[dict[str, str]] = []
         while not self.accept(")"):
             arg_name = self.next()[1]
             self.expect(":")
             value = self.define(arg_name, self.type())
-            if self.peek()[1] == "{":
-                self.attributes()
+            attributes.append(self.attributes() if self.peek()[1] == "{" else {})
             self.location()
             args.append(value)
             self.accept(",")
@@ -162,7 +162,7 @@ class _Parser:
         self.region_into(body)
         location = self.location()
         self.scopes.pop()
-        return Function(name, args, body, public, location, results)
+        return Function(name, args, body, public, location, results, attributes)
 
     def region(self) -> Region:
         region = Region()

@@ -17,6 +17,7 @@ import torch
 
 from fa_verify.ttir import (
     control,
+    descriptor_rules,
     ops_asm,
     ops_atomic,
     ops_cast,
@@ -40,6 +41,7 @@ from fa_verify.ttir.control import Body
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.findings import Findings, Site
 from fa_verify.ttir.floats import CARRIER, round_to
+from fa_verify.ttir.hints import Specialisation
 from fa_verify.ttir.hoist import hoist
 from fa_verify.ttir.ir import dismantle
 from fa_verify.ttir.lower import MASK_OPERAND, Lowering
@@ -129,6 +131,8 @@ class Program:
             self._settled = Settled(low, self._bodies[function.name].graph, settled)
             self._peak += low.peak_bytes
         self.stored = stored_arguments(module)
+        self.site = Site(self.name, self._file, module.entry.location.line, masked=False)
+        self.specialisation = Specialisation(module.entry, self.site)
         dismantle(module)
 
     def _site(self, op: Op) -> Site:
@@ -173,6 +177,10 @@ class Program:
         reports = machine.accesses.reports
         reports.arguments, reports.memory = addresses.arguments, memory
         if options.sanitize:
+            self.specialisation.check(names, values, _number, findings)
+            for value in bound:
+                if isinstance(value, Descriptor):
+                    descriptor_rules.check(value, self.site, reports)
             self._track(bound, addresses)
             machine.accesses.reading = memory.regions.reading(addresses.arguments, grid)
         body = self._bodies[self.name]
@@ -282,6 +290,11 @@ def _tensor(value: Any) -> torch.Tensor:
             raise Unsupported(msg)
         value = inner
     return value
+
+
+def _number(value: Any) -> int:
+    """What divisibility is about: an integer, or the address of a tensor's first element."""
+    return value if isinstance(value, int) else _tensor(value).data_ptr()
 
 
 @lru_cache(maxsize=1024)

@@ -33,9 +33,13 @@ class Reports:
     def _program(self, lane: int) -> tuple[int, int, int]:
         return self._machine.position(int(self._machine.lanes.linear[lane]))
 
-    def program(self, lane: int, kind: str, site: Site, count: int, detail: str) -> None:
-        """Something that concerns no argument, first seen in `lane`."""
-        self._findings.add(kind, site, None, self._program(lane), 0, count, detail)
+    def program(
+        self, lane: int, kind: str, site: Site, count: int, detail: str,
+        *, argument: Argument | None = None,
+    ) -> None:  # fmt: skip
+        """Something that concerns no element, first seen in `lane`."""
+        name = None if argument is None else argument.name
+        self._findings.add(kind, site, name, self._program(lane), 0, count, detail)
 
     def overflow(self, site: Site, exact: Array, wrong: Array) -> None:
         """32-bit arithmetic for an address wrapped; `exact` is what it should be."""

@@ -60,6 +60,11 @@ class Run:
         """Incidents found, in order of first occurrence."""
         return self.findings.incidents
 
+    @property
+    def notes(self) -> list[Incident]:
+        """What may be a mistake and may be none (docs/executor.md), in order of occurrence."""
+        return self.findings.notes
+
     def declare(self, tensor: torch.Tensor, name: str, *, written: bool) -> None:
         """Register the elements of `tensor` (not its whole storage) under a name.
 

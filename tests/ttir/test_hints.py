@@ -1,0 +1,117 @@
+"""What a kernel tells the compiler about its values, true and false."""
+
+# Triton reads the kernels in this file: their constexprs are upper-case and their names are short.
+# ruff: noqa: N803
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from fa_verify import ttir
+
+
+@triton.jit
+def multiple(x_ptr, y_ptr, n, start, BLOCK: tl.constexpr):
+    i = tl.multiple_of(start + tl.arange(0, BLOCK), 16)  # multiple
+    tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def contiguous(x_ptr, y_ptr, n, start, BLOCK: tl.constexpr):
+    i = tl.max_contiguous((start + tl.arange(0, BLOCK)) % n, BLOCK)  # contiguous
+    tl.store(y_ptr + i, tl.load(x_ptr + i))
+
+
+@triton.jit
+def constant(x_ptr, y_ptr, n, start, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    row = tl.max_constancy((start + i) // 8, 8)  # constant
+    tl.store(y_ptr + i, tl.load(x_ptr + row))
+
+
+@triton.jit
+def pointer(x_ptr, y_ptr, n, start, BLOCK: tl.constexpr):
+    at = tl.multiple_of(x_ptr + start, 16)  # pointer
+    i = tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.load(at + i))
+
+
+@triton.jit
+def assumed(x_ptr, y_ptr, n, start, BLOCK: tl.constexpr):
+    tl.assume(start + tl.program_id(0) < 17)  # assumed
+    i = tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.load(x_ptr + i))
+
+
+@triton.jit
+def rows(x_ptr, y_ptr, n, start, BLOCK: tl.constexpr):
+    i = start + tl.arange(0, BLOCK)[:, None] * 16 + tl.arange(0, 16)[None, :]  # rows
+    i = tl.max_contiguous(tl.multiple_of(i, (1, 16)), (1, 16))
+    tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n), mask=i < n)
+
+
+def line_of(text):
+    with open(__file__, encoding="utf-8") as source:  # noqa: PTH123
+        return next(i for i, line in enumerate(source, 1) if line.rstrip().endswith(text))
+
+
+def launch(kernel, start, programs=1, **options):
+    storage = torch.arange(1024.0)
+    with ttir.execute(ttir.Options(**options)) as run:
+        kernel[(programs,)](storage[256:], torch.zeros(1024), 64, start, 32)
+    return run.incidents
+
+
+@pytest.mark.parametrize(
+    ("kernel", "true", "false", "words"),
+    [
+        (
+            multiple,
+            32,
+            8,
+            "multiple_of(..., 16) is claimed, but the value at (0,) of the tile is 8",
+        ),
+        (contiguous, 32, 40, "max_contiguous(..., 32) is claimed, but the value at (24,) of"),
+        (constant, 16, 4, "max_constancy(..., 8) is claimed, but the value at (4,) of"),
+        (pointer, 12, 2, "multiple_of(..., 16) is claimed, but the value is"),
+        (assumed, 16, 17, "what is assumed is false"),
+        (rows, 32, 8, "multiple_of(..., 1, 16) is claimed, but the value at (0, 0) of"),
+    ],
+)
+def test_a_false_claim_is_reported_at_its_line_and_a_true_one_is_not(kernel, true, false, words):
+    assert launch(kernel, true) == []
+    found = launch(kernel, false)
+    assert [(i.kind, i.line) for i in found] == [("false-hint", line_of(f"# {kernel.__name__}"))]
+    assert words in found[0].detail
+    assert launch(kernel, false, sanitize=False) == []
+
+
+def test_the_program_whose_claim_is_false_is_named():
+    (found,) = launch(assumed, 15, programs=4)
+    assert found.program_id == (2, 0, 0)
+    assert found.count == 2
+
+
+@triton.jit
+def copy(x_ptr, y_ptr, n, stride, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.load(x_ptr + i * stride, mask=i < n), mask=i < n)
+
+
+def test_a_compiled_kernel_is_told_when_its_arguments_are_not_what_it_was_compiled_for():
+    x, y = torch.arange(1024.0), torch.zeros(64)
+    with ttir.execute() as run:
+        compiled = copy[(1,)](x, y, 32, 16, 32)
+        compiled[(1, 1, 1)](x, y, 16, 32, 32)
+        assert run.incidents == []
+        compiled[(1, 1, 1)](x[1:], y, 32, 16, 32)
+        compiled[(1, 1, 1)](x, y, 32, 3, 32)
+        copy[(1,)](x[1:], y, 31, 3, 32)  # compiled anew, for these
+        compiled = copy[(1,)](x, y, 32, 1, 32)
+        compiled[(1, 1, 1)](x, y, 32, 5, 32)
+    assert {i.kind for i in run.incidents} == {"false-hint"}
+    assert [i.argument for i in run.incidents] == ["x_ptr", "stride"]
+    assert "compiled for x_ptr divisible by 16; it is " in run.incidents[0].detail
+    assert run.incidents[1].detail == "compiled for stride divisible by 16; it is 3"
+    assert run.incidents[1].count == 2  # the second time it was compiled for stride=1

@@ -23,8 +23,8 @@ def pinned(
 ) -> Iterator[None]:
     """Run configuration `index` modulo the number offered.
 
-    If the tuner's early_config_prune rejects that configuration for the arguments at hand, the
-    index counts among those it keeps. Where it does not fit (as Triton's autotuner means it) the
+    If the tuner's prune_configs_by rejects that configuration for the arguments at hand, the index
+    counts among those it keeps. Where it does not fit (as Triton's autotuner means it) the
     next one runs. Nothing is tuned, so reset_to_zero zeroes nothing, as in every launch on a GPU
     but the first of a key: a launcher that relies on it is wrong from the second call on.
 
@@ -51,10 +51,7 @@ def pinned(
             if chosen is not None:
                 chosen[name] = str(config)
             return result
-        if unfit is not None:
-            raise unfit
-        msg = f"{name}: early_config_prune left no configuration"
-        raise ValueError(msg)
+        raise unfit or AssertionError(name)
 
     with patch.object(Autotuner, "run", run):
         yield
@@ -62,11 +59,13 @@ def pinned(
 
 def _in_turn(tuner: Any, index: int, kwargs: dict[str, Any]) -> Iterator[Any]:
     """The pinned configuration, then the others in the order offered, round and round once."""
-    kept = tuner.configs
-    config = kept[index % len(kept)]
-    if len(kept) > 1 and tuner.early_config_prune is not None:
-        kept = tuner.early_config_prune(kept, tuner.nargs, **kwargs)
-        if kept and config not in kept:
+    kept, config = tuner.configs, tuner.configs[index % len(tuner.configs)]
+    if len(kept) > 1:
+        kept = tuner.prune_configs(kwargs)
+        if not kept:
+            msg = f"{tuner.base_fn.__name__}: prune_configs_by left no configuration"
+            raise ValueError(msg)
+        if config not in kept:
             config = kept[index % len(kept)]
-    first = kept.index(config) if kept else 0
+    first = kept.index(config)
     yield from (*kept[first:], *kept[:first])

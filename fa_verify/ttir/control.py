@@ -323,7 +323,7 @@ def _columns(value: RuntimeValue, packed: Callable[[Array], Array], pack: int) -
 
 def call(op: Op, low: Lowering) -> Step:
     """tt.call: run another function on the current lanes."""
-    name = next(word for word in op.words if word.startswith("@"))[1:].strip('"')
+    name = op.callee
     operands = [low.slot(x) for x in op.operands]
     results = [low.slot(x) for x in op.results]
     callees = low.callees

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEVICE = 90_777
 # Launchers divide by a kernel's number of registers; there is no allocation to count. A Hopper's
 # 65536 registers fill its 2048 threads of a multiprocessor at 32 a thread.
-REGISTERS = 32
+REGISTERS, THREADS = 32, 1024
 
 
 class Module(bytes):
@@ -55,7 +55,7 @@ class Utilities:
     ) -> tuple[Module, bytes, int, int, int]:
         """Return (module, function, registers, spills, most threads)."""
         del name, shared, device
-        return Module(kernel), kernel, REGISTERS, 0, 1 << 20
+        return Module(kernel), kernel, REGISTERS, 0, THREADS
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         """Return a Hopper's limits under the names Triton uses."""

@@ -97,6 +97,11 @@ class Op:
     successors: list[tuple[str, list[Value]]] = field(default_factory=list)
     location: Location = Location()
 
+    @property
+    def callee(self) -> str:
+        """Name of the function that a tt.call calls."""
+        return next(word for word in self.words if word.startswith("@"))[1:].strip('"')
+
     def walk(self) -> Iterator[Op]:
         """Yield this operation and all inside it."""
         yield self

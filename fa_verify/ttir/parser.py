@@ -140,7 +140,7 @@ class _Parser:
         while self.peek()[0] == "word":
             if self.next()[1] == "private":
                 public = False
-        name = self.next()[1].lstrip("@")
+        name = self.next()[1][1:].strip('"')
         self.scopes.append({})
         self.expect("(")
         args: list[Value] = []

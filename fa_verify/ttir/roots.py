@@ -77,11 +77,6 @@ def _from_address(op: Op) -> bool:
     )
 
 
-def callee(op: Op) -> str:
-    """Name of the function that a tt.call calls."""
-    return next(word for word in op.words if word.startswith("@"))[1:].strip('"')
-
-
 class Aliases:
     """What the pointers inside one function may point into, and whether it is stored to.
 
@@ -103,7 +98,7 @@ class Aliases:
             if op.name in _WRITES:
                 written.append(op.operands[0])
             elif op.name == "tt.call":
-                inner = _stored(module.functions[callee(op)], module, memo)
+                inner = _stored(module.functions[op.callee], module, memo)
                 written += [op.operands[i] for i in inner if i != ADDRESSES]
                 self.anywhere = self.anywhere or ADDRESSES in inner
             elif _from_address(op):

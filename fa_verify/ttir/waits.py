@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fa_verify.ttir.roots import Aliases, callee
+from fa_verify.ttir.roots import Aliases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ def _reads_what_others_write(op: Op, module: Module, aliases: Aliases | None) ->
         volatile = op.attrs.get("isVolatile") == "true"
         return volatile or aliases is None or aliases.may_be_stored(op.operands[0])
     if op.name == "tt.call":
-        return _touches_memory(module.functions[callee(op)], module)
+        return _touches_memory(module.functions[op.callee], module)
     return False
 
 
@@ -56,7 +56,7 @@ def _touches_memory(function: Function, module: Module) -> bool:
     return any(
         op.name in _LOADS
         or op.name.startswith("tt.atomic")
-        or (op.name == "tt.call" and _touches_memory(module.functions[callee(op)], module))
+        or (op.name == "tt.call" and _touches_memory(module.functions[op.callee], module))
         for op in function.walk()
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.floats import CARRIER, Array
+from fa_verify.ttir.flows import addresses
 from fa_verify.ttir.hints import watched
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ COMPARE: dict[str, Callable[[Array, Array], Array]] = {
 PLACE = "place"  # attribute of a step: what `Unsupported` says about where
 # Operations through which a lazy sum or a lazy mask passes unchanged.
 _TRANSPARENT = frozenset({"tt.broadcast", "tt.expand_dims"})
-_LINEAR = _TRANSPARENT | {"arith.addi", "arith.extsi", "arith.muli", "arith.subi", "tt.splat"}
 MASK_OPERAND = {
     "tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2, "tt.atomic_load": 1, "tt.atomic_store": 2,
 }  # fmt: skip
@@ -62,7 +62,7 @@ class Lowering:
         self._slots: dict[Value, int] = {}
         self._lazy: dict[Value, int] = {}
         self._demand: dict[tuple[Value, str], tuple[bool, bool]] = {}
-        self._addresses: dict[Value, bool] = {}
+        self._addresses = addresses(function)
         self._last_use: dict[Value, Op] = {}
         blocks = function.body.blocks
         self._crossing = blocks if len(blocks) > 1 else []  # values may be read in other blocks
@@ -147,16 +147,8 @@ class Lowering:
         return found
 
     def feeds_address(self, value: Value) -> bool:
-        """Whether a value reaches an address by sums and products only (hashes wrap on purpose)."""
-        found = self._addresses.get(value)
-        if found is None:
-            self._addresses[value] = False
-            found = self._addresses[value] = any(
-                (user.name == "tt.addptr" and user.operands[1] is value)
-                or (user.name in _LINEAR and self.feeds_address(user.results[0]))
-                for user in value.users
-            )
-        return found
+        """Whether a value may become part of an address."""
+        return value in self._addresses
 
     # -- blocks
     def block(self, block: Block) -> tuple[Steps, Op]:

@@ -40,10 +40,11 @@ def extsi(op: Op, low: Lowering) -> Step:
             raise AssertionError
         return dense
     terms, lazy = low.terms(op.operands[0]), low.lazy_slot(value)
+    scalar = op.operands[0].type.scalar
     machine, site = low.machine, low.site(op)
 
     def step(env: Env) -> None:
-        env[lazy] = tuple([widen(t) for t in wrapped(terms(env), machine, site)])
+        env[lazy] = tuple([widen(t) for t in wrapped(terms(env), scalar, machine, site)])
         if dense is not None:
             dense(env)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.ir import Op
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step
     from fa_verify.ttir.machine import Machine
+    from fa_verify.ttir.values import Terms
 
 _INT32 = np.iinfo(np.int32)
 UNSIGNED: dict[Any, Any] = {
@@ -74,11 +75,9 @@ def addi(op: Op, low: Lowering) -> Step:
     value = op.results[0]
     if value.type.scalar == "i1":
         return low.binary(op, np.logical_xor)
-    dense = low.binary(op, np.add) if low.dense(value) else None
     if not low.lazy(value):
-        if dense is None:
-            raise AssertionError
-        return dense
+        return low.binary(op, _watched(op, low, np.add, _sum_reach))
+    dense = low.binary(op, np.add) if low.dense(value) else None
     left, right = low.terms(op.operands[0]), low.terms(op.operands[1])
     lazy = low.lazy_slot(value)
 
@@ -88,6 +87,13 @@ def addi(op: Op, low: Lowering) -> Step:
             dense(env)
 
     return step
+
+
+def subi(op: Op, low: Lowering) -> Step:
+    """arith.subi."""
+    if op.results[0].type.scalar == "i1":
+        return low.binary(op, np.logical_xor)
+    return low.binary(op, _watched(op, low, np.subtract, _sum_reach))
 
 
 def andi(op: Op, low: Lowering) -> Step:
@@ -120,19 +126,7 @@ def muli(op: Op, low: Lowering) -> Step:
     value = op.results[0]
     if value.type.scalar == "i1":
         return low.binary(op, np.logical_and)
-    if value.type.scalar != "i32" or not low.feeds_address(value):
-        return low.binary(op, np.multiply)
-    machine, site = low.machine, low.site(op)
-
-    def multiply(a: Array, b: Array) -> Array:
-        if machine.accesses.sanitize and _magnitude(a) * _magnitude(b) > _INT32.max:
-            exact = a.astype(np.int64) * b
-            wrong = (exact > _INT32.max) | (exact < _INT32.min)
-            if wrong.any():
-                machine.accesses.reports.overflow(site, exact, wrong)
-        return a * b
-
-    return low.binary(op, multiply)
+    return low.binary(op, _watched(op, low, np.multiply, _product_reach))
 
 
 def _shift(function: Callable[[Array, Array], Array], *, signed: bool) -> Rule:
@@ -149,7 +143,8 @@ def _shift(function: Callable[[Array, Array], Array], *, signed: bool) -> Rule:
             over = np.where(a < 0, -1, 0).astype(a.dtype) if signed else a.dtype.type(0)
             return np.where(wide, over, shifted)
 
-        return low.binary(op, apply)
+        watched = _watched(op, low, apply, _shift_reach) if op.name == "arith.shli" else apply
+        return low.binary(op, watched)
 
     return rule
 
@@ -204,26 +199,61 @@ def extended(op: Op, low: Lowering) -> Step:
     return step
 
 
-def wrapped(terms: tuple[Array, ...], machine: Machine, site: Site) -> tuple[Array, ...]:
-    """Terms whose sum as int64 equals their sum in their own width; a wrap-around is reported."""
-    if len(terms) < 2 or terms[0].dtype.itemsize == 8:
+def wrapped(terms: Terms, scalar: str, machine: Machine, site: Site) -> Terms:
+    """Terms of a sum of type `scalar`, exact or wrapped as that type does, which is reported."""
+    if scalar != "i32" or (len(terms) == 1 and terms[0].dtype == np.int32):
         return terms
     if sum([_magnitude(t) for t in terms]) <= _INT32.max:
         return terms
     exact = terms[0].astype(np.int64)
     for term in terms[1:]:
         exact = exact + term
+    _check32(exact, machine, site)
+    return (exact.astype(np.int32),)
+
+
+def _check32(exact: Array, machine: Machine, site: Site) -> None:
     wrong = (exact > _INT32.max) | (exact < _INT32.min)
     if machine.accesses.sanitize and wrong.any():
         machine.accesses.reports.overflow(site, exact, wrong)
-    return (exact.astype(np.int32),)
+
+
+def _watched(
+    op: Op, low: Lowering, function: Callable[[Array, Array], Array],
+    reach: Callable[[Array, Array], int],
+) -> Callable[[Array, Array], Array]:  # fmt: skip
+    """`function`, looked at for wrap-around if it is a 32-bit one that makes addresses.
+
+    `reach` bounds the magnitude of the result in cheap exact arithmetic.
+    """
+    value = op.results[0]
+    if value.type.scalar != "i32" or not low.feeds_address(value):
+        return function
+    machine, site = low.machine, low.site(op)
+
+    def apply(a: Array, b: Array) -> Array:
+        if machine.accesses.sanitize and reach(a, b) > _INT32.max:
+            _check32(function(a.astype(np.int64), b.astype(np.int64)), machine, site)
+        return function(a, b)
+
+    return apply
+
+
+def _sum_reach(a: Array, b: Array) -> int:
+    return _magnitude(a) + _magnitude(b)
+
+
+def _product_reach(a: Array, b: Array) -> int:
+    return _magnitude(a) * _magnitude(b)
+
+
+def _shift_reach(a: Array, b: Array) -> int:
+    return _magnitude(a) << min(_magnitude(b), 31)
 
 
 RULES: dict[str, Rule] = {
     "arith.addi": addi,
-    "arith.subi": lambda op, low: low.binary(
-        op, np.logical_xor if op.results[0].type.scalar == "i1" else np.subtract
-    ),
+    "arith.subi": subi,
     "arith.muli": muli,
     "arith.divsi": _nary(_divsi),
     "arith.divui": _nary(_as_unsigned(np.floor_divide)),

@@ -30,7 +30,7 @@ def int64(x: Array) -> Array:
 def addptr(op: Op, low: Lowering) -> Step:
     """tt.addptr: offsets are signed and counted in elements."""
     pointer, result = low.slot(op.operands[0]), low.slot(op.results[0])
-    terms = low.terms(op.operands[1])
+    terms, scalar = low.terms(op.operands[1]), op.operands[1].type.scalar
     machine, site = low.machine, low.site(op)
     seen: list[tuple[Array, Array]] = []  # what does not change in a loop is widened once
 
@@ -44,7 +44,7 @@ def addptr(op: Op, low: Lowering) -> Step:
         return pair[1]
 
     def step(env: Env) -> None:
-        offsets = wrapped(terms(env), machine, site)
+        offsets = wrapped(terms(env), scalar, machine, site)
         env[result] = env[pointer].shift([widened(i, t) for i, t in enumerate(offsets)])
 
     return step

@@ -59,7 +59,7 @@ class Settled:
     def __call__(self, machine: Machine, env: Env, values: Sequence[Any]) -> None:
         """Run, or do as if."""
         numbers = [values[i].tobytes() for i in self._numbers]
-        key = (machine.grid, machine.lanes.linear.tobytes(), *numbers)
+        key = (machine.accesses.sanitize, machine.grid, machine.lanes.linear.tobytes(), *numbers)
         known = self._known.get(key)
         if known is not None:
             for slot, value in known:

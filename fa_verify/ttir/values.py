@@ -35,8 +35,16 @@ def merge_terms(terms: Sequence[Array]) -> Terms:
     for term in terms:
         key = term.shape[1:]  # each extent is the tile's or 1
         seen = grouped.get(key)
-        grouped[key] = term if seen is None else seen + term
+        grouped[key] = term if seen is None else _sum(seen, term)
     return tuple(grouped.values())
+
+
+def _sum(a: Array, b: Array) -> Array:
+    """A + b, in 64 bits where 32 do not hold it: whether that matters shows in the whole sum."""
+    both = a + b
+    if both.dtype.itemsize == 4 and ((a ^ both) & (b ^ both) < 0).any():
+        return a.astype(np.int64) + b
+    return both
 
 
 def total(terms: Sequence[Array]) -> Array:

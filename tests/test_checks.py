@@ -190,6 +190,26 @@ def test_nonfinite_sees_nan_inf_and_wrong_empty_rows():
     ]
 
 
+def test_nonfinite_says_where_a_nan_was_born():
+    def spoil(outputs):
+        outputs.o[0, 1, 20, 3] = torch.nan
+
+    subject = trial(CAUSAL, fwd=changed(spoil), bwd=None)
+    born = Incident(
+        kind="nan-born", kernel="fwd", file="k.py", line=7, source="  p = tl.exp(s - m)",
+        argument="o_ptr", program_id=(1, 0, 0), coordinates=(0, 1, 20, 3), offset=99, count=1,
+        detail="arith.subf of -inf, -inf gave NaN",
+    )  # fmt: skip
+    other = dataclasses.replace(born, argument="do_ptr", line=8)
+    subject.execution = dataclasses.replace(subject.execution, notes=(other, born))
+    (failure,) = [f for f in nonfinite.check(subject) if f.title == "o has NaN"]
+    assert (failure.location, failure.source) == ("k.py:7", "p = tl.exp(s - m)")
+    assert failure.message.endswith("fwd: arith.subf of -inf, -inf gave NaN")
+    subject.execution = dataclasses.replace(subject.execution, notes=())
+    (failure,) = [f for f in nonfinite.check(subject) if f.title == "o has NaN"]
+    assert failure.location == ""
+
+
 def test_nonfinite_takes_the_declared_lse_of_an_empty_row():
     def zero(outputs):
         outputs.lse[torch.isinf(outputs.lse)] = 0.0

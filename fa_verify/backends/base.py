@@ -118,6 +118,7 @@ class Execution:
         outputs: The forward's result; None when it raised.
         grads: The backward's result; None when it raised or was not asked for.
         incidents: Faults seen, at most some dozens, each with its count.
+        notes: What may be no fault: where a NaN was born, a store read back by its program.
         unwritten: For o, lse, dq, dk, dv: bool, the tensor's shape, True where nobody wrote. Only
             tensors with such elements are listed.
         error: "Type: message" of an exception, "" if none; the traceback follows on more lines.
@@ -132,6 +133,7 @@ class Execution:
     outputs: Outputs | None = None
     grads: Grads | None = None
     incidents: tuple[Incident, ...] = ()
+    notes: tuple[Incident, ...] = ()
     unwritten: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     error: str = ""
     error_kind: str = ""

@@ -91,6 +91,7 @@ class CpuBackend:
             outputs=called.outputs,
             grads=called.grads,
             incidents=tuple(_incident(incident) for incident in run.incidents),
+            notes=tuple(_incident(note) for note in run.notes),
             unwritten=unwritten,
             error=called.error,
             error_kind=called.error_kind,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -29,16 +30,32 @@ def check(trial: Trial) -> Iterator[Failure]:
     * Everything else is a finite number.
     """
     for part in comparisons(trial).values():
-        yield from _numbers(part)
+        yield from _numbers(trial, part)
         if part.name in ("o", "lse", "dq"):
             yield from _empty_rows(trial, part)
 
 
-def _numbers(part: Comparison) -> Iterator[Failure]:
+def _numbers(trial: Trial, part: Comparison) -> Iterator[Failure]:
     for what, where in (("NaN", torch.isnan(part.got)), ("inf", torch.isinf(part.got))):
         wrong = where & part.broken
         if bool(wrong.any()):
-            yield _failure(part, wrong, what, f"{part.name} has {what}")
+            failure = _failure(part, wrong, what, f"{part.name} has {what}")
+            yield _born(trial, failure) if what == "NaN" else failure
+
+
+def _born(trial: Trial, failure: Failure) -> Failure:
+    """The failure with the line where the NaN was born, if the backend knows it."""
+    births = [note for note in trial.execution.notes if note.kind == "nan-born"]
+    if not births:
+        return failure
+    own = [note for note in births if failure.tensor in note.argument.lower().split("_")]
+    note = (own or births)[0]
+    return dataclasses.replace(
+        failure,
+        message=f"{failure.message}; {note.kernel}: {note.detail}",
+        location=f"{note.file}:{note.line}",
+        source=note.source.strip(),
+    )
 
 
 def _empty_rows(trial: Trial, part: Comparison) -> Iterator[Failure]:

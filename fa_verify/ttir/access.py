@@ -63,6 +63,7 @@ class Accesses:
         self.races = Races(machine, findings)
         self.reports = Reports(machine, findings)
         self.reading: Reading | None = None
+        self.nans: dict[int, tuple[Argument, int, int]] = {}  # by operation: first NaN stored
 
     # -- which cells
     def _halves(
@@ -174,6 +175,12 @@ class Accesses:
         if missing.any():
             self.reports.unwritten(touched, missing)
 
+    def _look_for_nan(self, access: Access, touched: Touched, values: Array) -> None:
+        """Remember the first NaN that an operation stores."""
+        if np.isnan(values.min()) and id(access) not in self.nans:
+            _, offset, program = touched.first(np.isnan(values))
+            self.nans[id(access)] = (touched.arg, program - 1, offset)
+
     @staticmethod
     def _parts(access: Access, pointer: Pointer) -> Iterator[tuple[Argument, Array | None]]:
         """The arguments a pointer points into, each with the lanes that do (None: all)."""
@@ -260,6 +267,8 @@ class Accesses:
             self.races.write(touched, raw)
             if self.reading is not None:
                 self.reading.write(access, arg, cells, self.machine)
+        if self.sanitize and chosen.dtype.kind == "f":
+            self._look_for_nan(access, touched, chosen)
         flat, turns = cells.of(arg, arg.flat), self.machine.turns
         before = None if turns is None else flat[touched.index]
         flat[touched.index] = raw
@@ -324,6 +333,8 @@ class Accesses:
                     acquires=orders and update.acquires and used,
                     releases=orders and update.releases,
                 )
+            if self.sanitize and chosen and chosen[0].dtype.kind == "f":
+                self._look_for_nan(access, touched, chosen[0])
             held = None if turns is None else touched.of(arg.flat)[touched.index]
             before = _carry_out(touched, update, chosen, before)
             if turns is not None and held is not None:

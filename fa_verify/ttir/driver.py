@@ -10,7 +10,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler.compiler import CompiledKernel
 
-from fa_verify.ttir import session
+from fa_verify.ttir import births, session
 from fa_verify.ttir.compiler import CAPABILITY
 from fa_verify.ttir.hopper import PROPERTIES
 from fa_verify.ttir.program import TensorDescriptorArgument, program_for
@@ -116,6 +116,11 @@ class Launcher:
                 memory=run.memory,
                 findings=run.findings,
             )
+            if run.options.sanitize:
+                births.explain(
+                    program, function.decode(), self.file, names, values,
+                    (grid_x, grid_y, grid_z), run.options, run.memory, run.findings,
+                )  # fmt: skip
         run.record_launch(
             kernel=self.metadata.name, grid=(grid_x, grid_y, grid_z), constants=self.constants,
             num_warps=self.metadata.num_warps, num_stages=self.metadata.num_stages,

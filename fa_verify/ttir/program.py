@@ -90,7 +90,9 @@ class TensorDescriptorArgument:
 class Program:
     """One specialisation of one kernel."""
 
-    def __init__(self, text: str, file: str, floats: FloatModel) -> None:
+    def __init__(
+        self, text: str, file: str, floats: FloatModel, lowering: Callable[..., Lowering] = Lowering
+    ) -> None:
         """Parse and lower.
 
         Args:
@@ -98,6 +100,7 @@ class Program:
             file: The kernel's source file now; replaces the path the TTIR was compiled from, which
                 a compiler cache may have kept from another copy of the same source.
             floats: How the chip's arithmetic is imitated.
+            lowering: What lowers each function.
 
         Raises:
             Unsupported: The kernel has an operation that cannot be run.
@@ -110,14 +113,15 @@ class Program:
         self._bodies: dict[str, Body] = {}
         self._peak = 1
         waits = waiting(module)
-        self._waits = bool(waits)
+        self.waits = bool(waits)
         callees = [f for f in module.functions.values() if f is not module.entry]
         for function in (*callees, module.entry):
             hoist(function)
             if floats.contraction == "fused":
                 contract(function)
-            settled = settle(function) if function is module.entry else 0
-            low = Lowering(
+            plain = function is module.entry and lowering is Lowering
+            settled = settle(function) if plain else 0
+            low = lowering(
                 function=function,
                 module=module,
                 machine=self.machine,
@@ -170,10 +174,7 @@ class Program:
         machine.grid, machine.deadline = grid, options.deadline
         machine.accesses = Accesses(machine, findings, sanitize=options.sanitize)
         machine.addresses = addresses = Addresses(memory)
-        bound = [
-            _bind(name, value, type_, addresses)
-            for name, value, type_ in zip(names, values, self.types, strict=True)
-        ]
+        bound = self._bound(names, values, addresses)
         reports = machine.accesses.reports
         reports.arguments, reports.memory = addresses.arguments, memory
         if options.sanitize:
@@ -192,7 +193,7 @@ class Program:
             self._settled(machine, env, bound)
             body.graph(env)
 
-        if self._waits:
+        if self.waits:
             self._take_turns(count, options, advance)
         else:
             with np.errstate(all="ignore"):
@@ -200,6 +201,31 @@ class Program:
                     advance(linear)
         for argument in addresses.arguments:
             argument.finish()
+
+    def _bound(
+        self, names: Sequence[str], values: Sequence[Any], addresses: Addresses
+    ) -> list[Any]:
+        triples = zip(names, values, self.types, strict=True)
+        return [_bind(name, value, type_, addresses) for name, value, type_ in triples]
+
+    @property
+    def read_back(self) -> bool:
+        """Whether the last launch read from a tensor that it wrote to."""
+        tracked = self.machine.addresses.tracking.values()
+        return any(tracking.first_reader is not None for tracking in tracked)
+
+    def run_one(
+        self, names: Sequence[str], values: Sequence[Any], grid: tuple[int, int, int],
+        *, options: Options, memory: Memory, linear: int,
+    ) -> None:  # fmt: skip
+        """Execute one program of the grid, with the machine's accesses as they are."""
+        machine = self.machine
+        machine.grid, machine.deadline = grid, options.deadline
+        machine.addresses = Addresses(memory)
+        bound = self._bound(names, values, machine.addresses)
+        machine.lanes = Lanes.of(np.array([linear], np.int32), grid)
+        with np.errstate(all="ignore"):
+            self._bodies[self.name](bound)
 
     def _track(self, bound: Sequence[Any], addresses: Addresses) -> None:
         """Attach race tracking to every argument whose storage this kernel writes to."""

@@ -147,6 +147,11 @@ class Accesses:
         """
         index, valid = cells.index, cells.valid
         shapes = [index.shape, *[o.shape[: index.ndim] for o in others]]
+        if valid is None and not everyone and all(shape == index.shape for shape in shapes):
+            program = self.machine.lanes.linear[: index.shape[0]] + np.int32(1)
+            program = program.repeat(index.size // program.size)
+            tails = [o.reshape((-1, *o.shape[index.ndim :])) for o in others]
+            return Touched(access, arg, cells, index.reshape(-1), program), tails
         if valid is not None:
             shapes.append(valid.shape)
         lanes = self.machine.lanes.linear
@@ -368,10 +373,14 @@ def _carry_out(touched: Touched, update: Update, operands: list[Array], before: 
 
 def _by_run(access: Access, cells: Cells, values: Array) -> Array:
     """A tile of values, spread out, with the runs along the last axis."""
-    spread = np.broadcast_to(values, (values.shape[0], *access.shape))
+    spread = values
+    if values.shape[1:] != access.shape:
+        spread = np.broadcast_to(values, (values.shape[0], *access.shape))
     if cells.axis is None:
         return spread
-    return np.moveaxis(spread, cells.axis + 1, -1)[..., : cells.length]
+    if cells.axis != len(access.shape) - 1:
+        spread = np.moveaxis(spread, cells.axis + 1, -1)
+    return spread if cells.length == cells.full else spread[..., : cells.length]
 
 
 def _load_window(access: Access, arg: Argument, cells: Cells, fill: Any) -> Array:

@@ -47,7 +47,11 @@ def _as_unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, 
 
 
 def _divsi(a: Array, b: Array) -> Array:
-    if a.min(initial=0) >= 0 and b.min(initial=1) > 0:
+    if a.size == b.size == 1:
+        positive = a.item() >= 0 and b.item() > 0
+    else:
+        positive = a.min(initial=0) >= 0 and b.min(initial=1) > 0
+    if positive:
         return a // b
     quotient = a // b
     off = (a - quotient * b != 0) & ((a < 0) != (b < 0))

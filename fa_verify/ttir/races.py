@@ -122,10 +122,9 @@ class Races:
         """A plain store, before it is carried out."""
         tracking = self._tracking(touched)
         writers = touched.of(touched.arg.track(tracking.writer))
-        before = writers[touched.index]
         conflict = np.zeros(1, np.bool_)
         found: list[tuple[Array, Array, str]] = []
-        if before.any():
+        if tracking.stored and (before := writers[touched.index]).any():
             conflict = (before != 0) & (before != touched.me)
             if self.order.known and conflict.any():
                 conflict = self.order.unordered(conflict, before, touched.me)
@@ -144,6 +143,7 @@ class Races:
             conflict = conflict & ~changed  # several wrote the same value, which is harmless
         me = np.where(conflict, np.int32(MANY), touched.me) if conflict.any() else touched.me
         writers[touched.index] = me
+        tracking.stored = True
 
     def collided(self, touched: Touched, raw: Array) -> None:
         """A plain store, after it was carried out: who lost against whom within it."""

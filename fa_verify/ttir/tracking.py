@@ -19,12 +19,13 @@ class Tracking:
     are zero pages until touched.
     """
 
-    __slots__ = ("_size", "atomic", "first_reader", "last_reader", "writer")
+    __slots__ = ("_size", "atomic", "first_reader", "last_reader", "stored", "writer")
 
     def __init__(self, size: int) -> None:
         """Cover `size` elements, nobody having touched any."""
         self._size = size
         self.writer = np.zeros(size, np.int32)
+        self.stored = False  # whether anything is in `writer`
         self.first_reader: Array | None = None
         self.last_reader: Array | None = None
         self.atomic: Array | None = None

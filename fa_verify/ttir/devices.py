@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fa_verify.ttir.opmath import as_on_cuda
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -79,29 +81,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-# torch's CPU code keeps sums and statistics of these in the tensors' own dtype where its CUDA code
-# has float32 (layer_norm_kernel and group_norm_kernel, .cpp against .cu); and which of the results
-# CUDA returns in that dtype: not layer norm's mean and rstd.
-_NARROW = {
-    "aten::native_layer_norm": 1,
-    "aten::native_layer_norm_backward": 3,
-    "aten::native_group_norm_backward": 3,
-}
-
-
-def widened(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation, in float32 and rounded once where the CPU's would round at each step."""
-    rounded = _NARROW.get(func.name())
-    if rounded is None or args[0].dtype not in (torch.float16, torch.bfloat16):
-        return func(*args, **kwargs)
-    dtype = args[0].dtype
-    wide = func(*(x.float() if isinstance(x, torch.Tensor) else x for x in args), **kwargs)
-    return tuple(
-        x.to(dtype) if isinstance(x, torch.Tensor) and i < rounded else x
-        for i, x in enumerate(wide)
-    )
-
-
 class Inheritance(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """New storages computed from tensors on the GPU are on the GPU.
 
@@ -134,9 +113,11 @@ class Inheritance(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 kwargs = {**kwargs, "pin_memory": False}
             known = {_key(x) for x in _tensors((*args, *kwargs.values()))}
             asked = asked or self.devices.any(known)
-            if asked and self.kernels:
-                func = self.kernels.get(func.name(), func)
-            result = widened(func, args, kwargs)
+            kernel = self.kernels.get(func.name()) if asked and self.kernels else None
+            if kernel is not None:
+                result = kernel(*args, **kwargs)
+            else:
+                result = as_on_cuda(func, args, kwargs) if asked else func(*args, **kwargs)
             if asked:
                 for tensor in _tensors((result,)):
                     if _key(tensor) not in known:
@@ -165,6 +146,8 @@ class Redirection(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None:
             return answer(self.devices, *args, **kwargs)
+        if isinstance(func, torch._ops.OpOverload):  # noqa: SLF001
+            return func(*args, **kwargs)  # from C++, which says where tensors really are
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         device = kwargs.get("device")

@@ -19,6 +19,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fa_verify.ttir import hopper, session
+from fa_verify.ttir.autocast import autocasting
 from fa_verify.ttir.devices import GPU, Devices, Inheritance, Redirection, real
 from fa_verify.ttir.errors import Unsupported
 
@@ -43,6 +44,7 @@ def redirected(*, benchmarks: bool = True) -> Iterator[None]:
     modes = (Inheritance(devices), Redirection(devices))
     with ExitStack() as stack:
         stack.enter_context(hopper.answering())
+        stack.enter_context(autocasting())
         for owner, replacements in _replacements(modes[0].kernels, functools.partial(_kept, modes)):
             stack.enter_context(patch.multiple(owner, **replacements))
         timers: dict[str, Any] = dict.fromkeys(
@@ -80,8 +82,7 @@ def _replacements(kernels: dict[str, Any], kept: _Keeper) -> Iterator[tuple[Any,
     run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # noqa: SLF001
     yield torch.autograd, {"_engine_run_backward": kept(run_backward)}
     yield torch.library.Library, _libraries(kernels, kept)
-    yield torch, {"Generator": _Generator, "compile": _compile, **_autocast_queries()}
-    yield torch.autocast, {"__init__": _autocast_init(torch.autocast.__init__)}
+    yield torch, {"Generator": _Generator, "compile": _compile}
 
 
 def _no_graphs(*_: Any, **__: Any) -> Any:
@@ -132,33 +133,6 @@ def _libraries(kernels: dict[str, Any], kept: _Keeper) -> dict[str, Any]:
         destroy(self)
 
     return {"impl": register, "_destroy": forget}
-
-
-def _autocast_init(original: Any) -> Callable[..., None]:
-    """autocast.__init__: the CPU's autocast, with cuda's default dtype."""
-
-    def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        if device_type == "cuda":
-            device_type, dtype = "cpu", torch.float16 if dtype is None else dtype
-        original(self, device_type, dtype, *args, **kwargs)
-
-    return init
-
-
-def _autocast_queries() -> dict[str, Any]:
-    """What custom_fwd and custom_bwd ask about cuda's autocast is answered about the CPU's."""
-
-    def about_cpu(original: Any) -> Callable[..., Any]:
-        def query(device_type: str = "cuda", *args: Any) -> Any:
-            return original("cpu" if device_type == "cuda" else device_type, *args)
-
-        return query
-
-    names = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled",
-             "set_autocast_dtype")  # fmt: skip
-    queries: dict[str, Any] = {name: about_cpu(getattr(torch, name)) for name in names}
-    queries["get_autocast_gpu_dtype"] = functools.partial(torch.get_autocast_dtype, "cpu")
-    return queries
 
 
 def _do_bench(fn: Callable[[], Any], *_: Any, run: bool, **options: Any) -> Any:

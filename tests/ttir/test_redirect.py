@@ -132,6 +132,9 @@ def test_gradients_are_on_cuda_also_inside_backward():
     x = torch.ones(3, device="cuda", requires_grad=True)
     Doubled.apply(x).sum().backward()
     assert x.grad.is_cuda
+    x.grad = None
+    x.half().backward(torch.ones(3, device="cuda", dtype=torch.float16))
+    assert x.grad.is_cuda
     (grad,) = torch.autograd.grad(Doubled.apply(x).sum(), x)
     assert grad.is_cuda
     assert (grad == 2).all()
@@ -142,6 +145,8 @@ def test_autocast_casts():
     with torch.autocast("cuda"):
         assert (a @ a).dtype == torch.float16
         assert Doubled.apply(a).dtype == torch.float16
+        assert (a @ a).softmax(-1).dtype == torch.float32  # which the CPU's own would leave in half
+        assert torch.nn.functional.layer_norm((a @ a), (2,)).dtype == torch.float32
     with torch.autocast(device_type="cuda", dtype=torch.bfloat16):
         assert torch.get_autocast_dtype("cuda") == torch.bfloat16
         assert (a @ a).dtype == torch.bfloat16
@@ -183,6 +188,16 @@ def test_nothing_is_timed():
     assert len(calls) == 1
     assert all(t != t for t in time)  # noqa: PLR0124 - not a number
     assert len(time) == 3
+
+
+def test_pointwise_operations_in_half_precision_round_once():
+    x = torch.randn(999, device="cuda", dtype=torch.float16, requires_grad=True)
+    y = x.tanh()
+    y.sum().backward()
+    assert torch.equal(x.grad, (1 - y.detach().double() ** 2).half())
+    assert y.dtype == torch.float16
+    assert (x + torch.ones(999, device="cuda")).dtype == torch.float32
+    assert (x > 0).dtype == torch.bool
 
 
 def test_layer_norm_in_half_precision_is_summed_in_float32():

@@ -10,6 +10,7 @@ import torch
 from fa_verify import distribution, loader
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
+from fa_verify.case import Case
 from fa_verify.errors import InvalidInputError
 from fa_verify.verify import verify
 from fa_verify.zoo.defects import KERNELS, Defect, planted, rows
@@ -91,3 +92,10 @@ def test_the_public_reports_are_all_there():
     reported = [row for row in ROWS.values() if row.source]
     assert len({row.name.partition(" (")[0] for row in reported}) == 112
     assert all(row.defect.endswith(".") for row in ROWS.values())
+
+
+def test_bits_do_not_depend_on_how_a_tile_was_loaded():
+    # In shuffled order another path loaded a transposed k, and BLAS then summed differently.
+    (kernel,) = loader.load(f"{KERNELS / 'launch.py'}:decode_forward")
+    line = "pass=fwd s=767x337 d=250 dtype=float16 k=bhds v=bshd qk.values=row-shift seed=984570050"
+    assert verify(Case.parse(line), kernel, Setup(), CpuBackend()).verdict == "pass"

@@ -234,7 +234,8 @@ class Accesses:
         carrier = CARRIER[scalar]
         fill = np.asarray(carrier.type(0)) if other is None else other
         if cells.axis is not None:
-            return _load_window(access, arg, cells, fill)
+            # In one order of memory, however it was loaded: the sums of BLAS depend on it.
+            return np.ascontiguousarray(_load_window(access, arg, cells, fill))
         if arg.size:
             values = decode(arg.flat.take(cells.index, mode="clip"), scalar)
         else:

@@ -264,11 +264,13 @@ class Accesses:
         cells = self._resolve(access, arg, (terms, masks), "out-of-bounds-write", found)
         if cells.length == 0 or arg.size == 0:
             return
-        touched, (chosen,) = self._touch(access, arg, cells, _by_run(access, cells, values))
+        watched = self.sanitize and arg.tracking is not None
+        touched, (chosen,) = self._touch(
+            access, arg, cells, _by_run(access, cells, values), everyone=watched
+        )
         if touched.index.size == 0:
             return
         raw = encode(np.ascontiguousarray(chosen), access.scalar)
-        watched = self.sanitize and arg.tracking is not None
         if watched:
             self.races.write(touched, raw)
             if self.reading is not None:

@@ -3,7 +3,7 @@
 Policy. Reported: two programs store different values to an element; one loads what another stores
 in the same launch, in either order of time; one accesses plainly what another updates atomically.
 Not reported: atomics among themselves; several programs that store the same bits; a program that
-reads what it wrote; accesses ordered by an atomic whose result was read (see `Order`).
+reads what it wrote; accesses ordered by atomics (see `Order`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.ttir.order import Order
 from fa_verify.ttir.tracking import MANY
 
 if TYPE_CHECKING:
@@ -20,46 +21,6 @@ if TYPE_CHECKING:
     from fa_verify.ttir.floats import Array
     from fa_verify.ttir.machine import Machine
     from fa_verify.ttir.tracking import Tracking
-
-
-class Order:
-    """Which programs are known to precede which: an atomic's result orders its users.
-
-    A program that reads the result of an atomic that acquires comes after all whose atomics on the
-    same address released before. What those did after their own atomic is taken to be ordered as
-    well, so a race there is missed; the alternative is to call every lock a race.
-    """
-
-    def __init__(self) -> None:
-        self.known = False
-        self._address: dict[tuple[int, int], int] = {}
-        self._before: dict[int, int] = {}
-
-    def through(
-        self, key: int, index: Array, program: Array, *, acquires: bool, releases: bool
-    ) -> None:
-        """Programs (numbers from 1) did an atomic on these addresses, in this order."""
-        for at, who in zip(index.tolist(), program.tolist(), strict=True):
-            mine, held = self._before.get(who, 0), self._address.get((key, at), 0)
-            if acquires and held:
-                mine = self._before[who] = mine | held
-                self.known = True
-            if releases:
-                self._address[key, at] = held | mine | (1 << who)
-
-    def unordered(self, wrong: Array, earlier: Array, later: Array) -> Array:
-        """`wrong` without those whose `earlier` program is known to precede `later`."""
-        where = np.nonzero(wrong)
-        codes = earlier[where].astype(np.int64) << 32 | np.broadcast_to(later, wrong.shape)[where]
-        if codes.size and (codes == codes[0]).all():
-            unique, inverse = codes[:1], np.zeros(codes.size, np.int64)
-        else:
-            unique, inverse = np.unique(codes, return_inverse=True)
-        pairs = [(code >> 32, code & 0xFFFFFFFF) for code in unique.tolist()]
-        open_ = [a <= 0 or not self._before.get(b, 0) >> a & 1 for a, b in pairs]
-        left = np.zeros(wrong.shape, np.bool_)
-        left[where] = np.array(open_, np.bool_)[inverse.reshape(-1)]
-        return left
 
 
 def bits(raw: Array) -> Array:
@@ -74,15 +35,12 @@ class Races:
 
     def __init__(self, machine: Machine, findings: Findings) -> None:
         self._machine, self._findings = machine, findings
-        self.order = Order()
+        nx, ny, nz = machine.grid
+        self.order = Order(nx * ny * nz)
 
     def _report(self, touched: Touched, other: Array, wrong: Array, how: str) -> None:
         if not wrong.any():
             return
-        if self.order.known:
-            wrong = self.order.unordered(wrong, other, touched.me)
-            if not wrong.any():
-                return
         place, offset, program = touched.first(wrong)
         number = int(other[place])
         me = self._machine.position(program - 1)
@@ -100,9 +58,35 @@ class Races:
         return tracking
 
     def _others(self, touched: Touched, array: Array) -> tuple[Array, Array]:
-        """(who touched the cells according to `array`, whether that is somebody else)."""
+        """(who touched the cells according to `array`, whether unordered and somebody else)."""
         who = touched.of(touched.arg.track(array))[touched.index]
-        return who, (who != 0) & (who != touched.me)
+        foreign = (who != 0) & (who != touched.me)
+        return who, self._unordered(touched, array, who, foreign)
+
+    def _unordered(self, touched: Touched, array: Array, who: Array, foreign: Array) -> Array:
+        if not (self.order.known and foreign.any()):
+            return foreign
+        epochs = self._tracking(touched).epochs(array)
+        epoch = touched.of(touched.arg.track(epochs))[touched.index]
+        return self.order.unordered(foreign, who, epoch, touched.me)
+
+    def _set(self, touched: Touched, array: Array, who: Array, *, first: bool = False) -> None:
+        """Record that programs touch the cells and in which of their epochs, or who did first."""
+        view, index = touched.of(touched.arg.track(array)), touched.index
+        old = view[index] if first else None
+        view[index] = who if old is None else np.where(old == 0, who, old)
+        if self.order.epochs is not None:
+            epochs = touched.of(touched.arg.track(self._tracking(touched).epochs(array)))
+            epoch = self.order.epochs[touched.me]
+            epochs[index] = epoch if old is None else np.where(old == 0, epoch, epochs[index])
+
+    @staticmethod
+    def _set_many(touched: Touched, array: Array, where: Array) -> None:
+        """Record that several programs touch some of the cells, whatever other lanes recorded."""
+        index = touched.index
+        if touched.cells.axis is not None:
+            index = index[:, None] + np.arange(touched.cells.length)
+        touched.arg.track(array)[index[np.broadcast_to(where, index.shape)]] = MANY
 
     def read(self, touched: Touched) -> None:
         """A plain load."""
@@ -113,10 +97,8 @@ class Races:
             atomic, foreign = self._others(touched, tracking.atomic)
             self._report(touched, atomic, foreign, "reads plainly what {who} updates atomically")
         first, last = tracking.readers()
-        touched.of(touched.arg.track(last))[touched.index] = touched.me
-        view = touched.of(touched.arg.track(first))
-        seen = view[touched.index]
-        view[touched.index] = np.where(seen == 0, touched.me, seen)
+        self._set(touched, last, touched.me)
+        self._set(touched, first, touched.me, first=True)
 
     def write(self, touched: Touched, raw: Array) -> None:
         """A plain store, before it is carried out."""
@@ -126,8 +108,7 @@ class Races:
         found: list[tuple[Array, Array, str]] = []
         if tracking.stored and (before := writers[touched.index]).any():
             conflict = (before != 0) & (before != touched.me)
-            if self.order.known and conflict.any():
-                conflict = self.order.unordered(conflict, before, touched.me)
+            conflict = self._unordered(touched, tracking.writer, before, conflict)
             found.append((before, conflict, "overwrites with another value what {who} wrote"))
         if tracking.first_reader is not None and tracking.last_reader is not None:
             readers = (tracking.first_reader, tracking.last_reader)
@@ -142,7 +123,7 @@ class Races:
                 self._report(touched, other, wrong & changed, how)
             conflict = conflict & ~changed  # several wrote the same value, which is harmless
         me = np.where(conflict, np.int32(MANY), touched.me) if conflict.any() else touched.me
-        writers[touched.index] = me
+        self._set(touched, tracking.writer, me)
         tracking.stored = True
 
     def collided(self, touched: Touched, raw: Array) -> None:
@@ -158,7 +139,7 @@ class Races:
             self._report(
                 touched, after, wrong, "writes another value than {who} to the same element"
             )
-            writers[touched.index] = np.where(lost, np.int32(MANY), writers[touched.index])
+            self._set_many(touched, self._tracking(touched).writer, lost)
 
     def atomic(self, touched: Touched, *, acquires: bool, releases: bool) -> None:
         """An atomic update; `acquires` only if the program learns its result."""
@@ -170,13 +151,18 @@ class Races:
             for array in (tracking.first_reader, tracking.last_reader):
                 how = "updates atomically what {who} reads plainly"
                 self._report(touched, *self._others(touched, array), how)
-        view = touched.of(touched.arg.track(tracking.atomics()))
-        seen, me = view[touched.index], touched.me
-        view[touched.index] = np.where((seen == 0) | (seen == me), me, np.int32(MANY))
-        after = view[touched.index]
-        if (after != me).any():  # within this very operation
-            view[touched.index] = np.where(after != me, np.int32(MANY), after)
+        atomics = tracking.atomics()
+        seen, mixed = self._others(touched, atomics)
+        me = touched.me
+        self._set(touched, atomics, me)
         if acquires or releases:
             at: Array = touched.index + touched.arg.origin
             who = touched.program
             self.order.through(touched.arg.key, at, who, acquires=acquires, releases=releases)
+            mixed = self._unordered(touched, atomics, seen, mixed)
+        after = touched.of(touched.arg.track(atomics))[touched.index]
+        lost = after != me  # to a later lane of this very operation
+        if lost.any() and not (acquires and releases):
+            mixed = mixed | lost
+        if mixed.any():
+            self._set_many(touched, atomics, mixed)

@@ -19,11 +19,12 @@ class Tracking:
     are zero pages until touched.
     """
 
-    __slots__ = ("_size", "atomic", "first_reader", "last_reader", "stored", "writer")
+    __slots__ = ("_epochs", "_size", "atomic", "first_reader", "last_reader", "stored", "writer")
 
     def __init__(self, size: int) -> None:
         """Cover `size` elements, nobody having touched any."""
         self._size = size
+        self._epochs: dict[int, Array] = {}
         self.writer = np.zeros(size, np.int32)
         self.stored = False  # whether anything is in `writer`
         self.first_reader: Array | None = None
@@ -42,3 +43,10 @@ class Tracking:
         if self.atomic is None:
             self.atomic = np.zeros(self._size, np.int32)
         return self.atomic
+
+    def epochs(self, array: Array) -> Array:
+        """In which of its epochs (see `order`) the program in `array` touched an element."""
+        found = self._epochs.get(id(array))
+        if found is None:
+            found = self._epochs[id(array)] = np.zeros(self._size, np.int32)
+        return found

@@ -293,7 +293,7 @@ class _Parser:
         inside = False  # brackets
         while True:
             kind, text = self.peek()
-            if kind == "loc" or (text == ":" and kind == "punct"):
+            if kind == "loc" or (text in (":", "->") and kind == "punct"):
                 break
             if kind == "punct" and text in ("{", "<{"):
                 op.attrs.update(self.attributes())
@@ -318,7 +318,7 @@ class _Parser:
     def _pretty_types(self, op: Op) -> list[Type]:
         """Parse what follows ':' and tell the result types."""
         results: list[Type] | None = None
-        if self.accept(":"):
+        if self.accept(":") or self.peek() == ("punct", "->"):
             while self.peek()[0] != "loc":
                 kind, text = self.next()
                 if text in ("->", "to") and kind != "str":

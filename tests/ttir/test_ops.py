@@ -1,7 +1,7 @@
 """Numbers: each family of operations against torch, NumPy or a formula, exact where possible."""
 
 # Triton reads the kernels in this file: their constexprs are upper-case and their names are short.
-# ruff: noqa: N803, C901, PLR0912, PLW0108, SIM108
+# ruff: noqa: N803, SIM108
 
 import math
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fa_verify import ttir
@@ -28,159 +27,6 @@ def launch(kernel, *args, grid=(1,), options=None, **kwargs):
         kernel[grid](*args, **kwargs)
     assert run.incidents == []
     return run
-
-
-@triton.jit
-def binary(a_ptr, b_ptr, o_ptr, OP: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    a = tl.load(a_ptr + i)
-    b = tl.load(b_ptr + i)
-    if OP == "add":
-        o = a + b
-    elif OP == "sub":
-        o = a - b
-    elif OP == "mul":
-        o = a * b
-    elif OP == "div":
-        o = a / b
-    elif OP == "floordiv":
-        o = a // b
-    elif OP == "mod":
-        o = a % b
-    elif OP == "max":
-        o = tl.maximum(a, b)
-    elif OP == "min":
-        o = tl.minimum(a, b)
-    elif OP == "and":
-        o = a & b
-    elif OP == "or":
-        o = a | b
-    elif OP == "xor":
-        o = a ^ b
-    elif OP == "shl":
-        o = a << (b & 7)
-    elif OP == "shr":
-        o = a >> (b & 7)
-    elif OP == "lt":
-        o = (a < b).to(a.dtype)
-    elif OP == "where":
-        o = tl.where(a > b, a, b)
-    tl.store(o_ptr + i, o)
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize(
-    ("op", "function"),
-    [
-        ("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("max", torch.maximum),
-        ("min", torch.minimum), ("lt", lambda a, b: (a < b).to(a.dtype)),
-        ("where", lambda a, b: torch.where(a > b, a, b)),
-    ],
-)  # fmt: skip
-def test_float_arithmetic_rounds_once(dtype, op, function):
-    a, b, o = values(dtype), values(dtype, seed=1), torch.empty(N, dtype=dtype)
-    launch(binary, a, b, o, op, N)
-    assert torch.equal(o, function(a, b))
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_division_is_correctly_rounded(dtype):
-    a, b = values(dtype), values(dtype, seed=1) + 3
-    o = torch.empty(N, dtype=torch.float32 if dtype != torch.float32 else dtype)
-    launch(binary, a, b, o, "div", N)
-    assert torch.equal(o, (a.float() / b.float()).to(o.dtype))
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8], ids=str
-)
-@pytest.mark.parametrize(
-    ("op", "function"),
-    [
-        ("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("max", torch.maximum),
-        ("min", torch.minimum), ("and", torch.bitwise_and), ("or", torch.bitwise_or),
-        ("xor", torch.bitwise_xor), ("shl", lambda a, b: a << (b & 7)),
-        ("shr", lambda a, b: a >> (b & 7)),
-        ("floordiv", lambda a, b: torch.div(a, b, rounding_mode="trunc")),
-        ("mod", lambda a, b: torch.fmod(a, b)), ("lt", lambda a, b: (a < b).to(a.dtype)),
-    ],
-)  # fmt: skip
-def test_integers_wrap_divide_and_compare_as_in_c(dtype, op, function):
-    bounds = torch.iinfo(dtype)
-    g = torch.Generator().manual_seed(2)
-    a = torch.randint(bounds.min, bounds.max, (N,), generator=g, dtype=dtype)
-    b = torch.randint(max(bounds.min, -20), 20, (N,), generator=g, dtype=dtype)
-    if op in ("floordiv", "mod"):
-        b[b == 0] = 7
-    o = torch.empty(N, dtype=dtype)
-    launch(binary, a, b, o, op, N)
-    assert torch.equal(o, function(a, b))
-
-
-@triton.jit
-def unary(x_ptr, o_ptr, OP: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    x = tl.load(x_ptr + i)
-    if OP == "exp":
-        o = tl.exp(x)
-    elif OP == "exp2":
-        o = tl.exp2(x)
-    elif OP == "log":
-        o = tl.log(tl.abs(x))
-    elif OP == "log2":
-        o = tl.log2(tl.abs(x))
-    elif OP == "sin":
-        o = tl.sin(x)
-    elif OP == "cos":
-        o = tl.cos(x)
-    elif OP == "sqrt":
-        o = tl.sqrt(tl.abs(x))
-    elif OP == "rsqrt":
-        o = tl.rsqrt(tl.abs(x))
-    elif OP == "erf":
-        o = tl.erf(x)
-    elif OP == "floor":
-        o = tl.floor(x)
-    elif OP == "ceil":
-        o = tl.ceil(x)
-    elif OP == "sqrt_rn":
-        o = tl.sqrt_rn(tl.abs(x))
-    elif OP == "tanh":
-        o = libdevice.tanh(x)
-    elif OP == "sigmoid":
-        o = tl.sigmoid(x)
-    elif OP == "fma":
-        o = tl.fma(x, x, x)
-    elif OP == "clamp":
-        o = tl.clamp(x, -0.5, 0.5)
-    elif OP == "softmax":
-        o = tl.softmax(x)
-    elif OP == "neg":
-        o = -x
-    tl.store(o_ptr + i, o)
-
-
-@pytest.mark.parametrize(
-    ("op", "function", "ulps"),
-    [
-        ("exp", np.exp, 2), ("exp2", np.exp2, 2), ("log", lambda x: np.log(np.abs(x)), 2),
-        ("log2", lambda x: np.log2(np.abs(x)), 2), ("sin", np.sin, 4), ("cos", np.cos, 4),
-        ("sqrt", lambda x: np.sqrt(np.abs(x)), 1), ("sqrt_rn", lambda x: np.sqrt(np.abs(x)), 0.5),
-        ("rsqrt", lambda x: 1 / np.sqrt(np.abs(x)), 2), ("floor", np.floor, 0),
-        ("ceil", np.ceil, 0),
-        ("erf", np.vectorize(math.erf), 4), ("tanh", np.tanh, 4), ("neg", np.negative, 0),
-        ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), 8), ("fma", lambda x: x * x + x, 0.5),
-        ("clamp", lambda x: np.clip(x, -0.5, 0.5), 0),
-        ("softmax", lambda x: np.exp(x) / np.exp(x).sum(), 16),
-    ],
-)  # fmt: skip
-def test_functions_are_within_ulps_of_exact(op, function, ulps):
-    x, o = values(torch.float32, scale=4.0), torch.empty(N)
-    options = ttir.Options(float_model=ttir.FloatModel(functions="correct"))
-    launch(unary, x, o, op, N, options=options)
-    exact = function(x.double().numpy())
-    unit = np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
-    assert (np.abs(o.double().numpy() - exact) / unit).max() <= ulps + 1e-6
 
 
 @triton.jit
@@ -338,46 +184,6 @@ def test_a_half_precision_sum_rounds_at_every_addition():
     assert (o == o[0]).all()
 
 
-def test_integer_xor():
-    x = torch.randint(0, 1 << 30, (16, 32), dtype=torch.int32)
-    o = torch.empty(16, dtype=torch.int32)
-    launch(reduce_rows, x, o, "xor", 1, 16, 32)
-    assert o.tolist() == [int(np.bitwise_xor.reduce(row)) for row in x.numpy()]
-
-
-@triton.jit
-def scan_rows(
-    x_ptr, o_ptr, OP: tl.constexpr, REVERSE: tl.constexpr, R: tl.constexpr, C: tl.constexpr
-):
-    at = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
-    x = tl.load(x_ptr + at)
-    if OP == "sum":
-        o = tl.cumsum(x, 1, reverse=REVERSE)
-    elif OP == "prod":
-        o = tl.cumprod(x, 1, reverse=REVERSE)
-    elif OP == "sort":
-        o = tl.sort(x, descending=REVERSE)
-    elif OP == "flip":
-        o = tl.flip(x, 1)
-    tl.store(o_ptr + at, o)
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_scans_and_sorts(reverse):
-    x = torch.randint(-5, 5, (4, 32), generator=torch.Generator().manual_seed(0)).float()
-    o = torch.empty(4, 32)
-    turn = (lambda t: t.flip(1)) if reverse else (lambda t: t)
-    launch(scan_rows, x, o, "sum", reverse, 4, 32)
-    assert torch.equal(o, turn(turn(x).cumsum(1)))
-    y = x.sign() * 2.0 ** (x.abs() % 2)
-    launch(scan_rows, y, o, "prod", reverse, 4, 32)
-    assert torch.equal(o, turn(turn(y).cumprod(1)))
-    launch(scan_rows, x, o, "sort", reverse, 4, 32)
-    assert torch.equal(o, x.sort(1, descending=reverse).values)
-    launch(scan_rows, x, o, "flip", reverse, 4, 32)
-    assert torch.equal(o, x.flip(1))
-
-
 @triton.jit
 def matmul_tile(
     a_ptr, b_ptr, c_ptr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
@@ -449,51 +255,6 @@ def test_split_dots_are_nearly_float32(precision):
     error = (c.double() - a.double() @ b.double()).abs().max().item()
     assert error < {"tf32x3": 1e-5, "bf16x3": 1e-3, "bf16x6": 1e-5}[precision]
     assert error > 0
-
-
-@triton.jit
-def shapes(x_ptr, o_ptr, OP: tl.constexpr):
-    i = tl.arange(0, 32)
-    x = tl.load(x_ptr + i)
-    if OP == "reshape_trans":
-        o = tl.reshape(tl.trans(tl.reshape(x, (4, 8))), (32,))
-    elif OP == "permute":
-        o = tl.reshape(tl.permute(tl.reshape(x, (2, 4, 4)), (2, 0, 1)), (32,))
-    elif OP == "join_split":
-        a, b = tl.split(tl.reshape(x, (16, 2)))
-        o = tl.reshape(tl.join(b, a), (32,))
-    elif OP == "interleave":
-        y = tl.load(x_ptr + tl.arange(0, 16))
-        o = tl.interleave(y, y * 2)
-    elif OP == "gather":
-        o = tl.gather(x, (i * 7) & 31, 0)
-    elif OP == "broadcast":
-        o = tl.reshape(tl.broadcast_to(tl.load(x_ptr + tl.arange(0, 4))[None, :], (8, 4)), (32,))
-    elif OP == "histogram":
-        o = tl.histogram(x.to(tl.int32) & 31, 32)
-    elif OP == "ranges":
-        o = tl.where((i & 1) == 0, i, -i)
-    tl.store(o_ptr + i, o.to(tl.float32))
-
-
-@pytest.mark.parametrize(
-    ("op", "function"),
-    [
-        ("reshape_trans", lambda x: x.view(4, 8).mT.reshape(-1)),
-        ("permute", lambda x: x.view(2, 4, 4).permute(2, 0, 1).reshape(-1)),
-        ("join_split", lambda x: x.view(16, 2).flip(1).reshape(-1)),
-        ("interleave", lambda x: torch.stack([x[:16], 2 * x[:16]], 1).reshape(-1)),
-        ("gather", lambda x: x[torch.arange(32) * 7 % 32]),
-        ("broadcast", lambda x: x[:4].repeat(8)),
-        ("histogram", lambda x: torch.bincount(x.int() & 31, minlength=32).float()),
-        ("ranges", lambda x: torch.where(torch.arange(32) % 2 == 0, 1, -1) * torch.arange(32.0)),
-    ],
-)  # fmt: skip
-def test_tiles_are_rearranged(op, function):
-    x = torch.randint(0, 32, (32,), generator=torch.Generator().manual_seed(0)).float()
-    o = torch.empty(32)
-    launch(shapes, x, o, op)
-    assert torch.equal(o, function(x))
 
 
 @triton.jit
@@ -660,50 +421,12 @@ def test_pointers_may_move_in_a_loop():
 
 
 @triton.jit
-def random_numbers(o_ptr, i_ptr, seed, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(o_ptr + i, tl.rand(seed, i))
-    tl.store(i_ptr + i, tl.randint(seed, i).to(tl.int32, bitcast=True))
-
-
-def test_philox_is_the_published_one():
-    o, integers = torch.empty(N), torch.empty(N, dtype=torch.int32)
-    launch(random_numbers, o, integers, 42, N)
-
-    def philox(counter, key):
-        c, k = [counter, 0, 0, 0], [key & 0xFFFFFFFF, key >> 32]
-        for _ in range(10):
-            p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-            c = [
-                (p1 >> 32) ^ c[1] ^ k[0],
-                p1 & 0xFFFFFFFF,
-                (p0 >> 32) ^ c[3] ^ k[1],
-                p0 & 0xFFFFFFFF,
-            ]
-            k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
-        return c[0]
-
-    ints = [philox(i, 42) for i in range(N)]
-    signed = [v - (1 << 32) if v >> 31 else v for v in ints]
-    assert integers.tolist() == signed
-    assert ((o >= 0) & (o < 1)).all()
-
-
-@triton.jit
 def descriptors(in_desc, o_ptr, rows, cols, R: tl.constexpr, C: tl.constexpr):
     pid = tl.program_id(0)
     out = tl.make_tensor_descriptor(o_ptr, [rows, cols], [cols, 1], [R, C])
     for j in range(tl.cdiv(cols, C)):
         tile = in_desc.load([pid * R, j * C])
         out.store([pid * R, j * C], tile * 2)
-
-
-def test_descriptors_pad_reads_and_clip_writes():
-    x, o = torch.randn(20, 24), torch.zeros(20 * 24 + 16)
-    described = TensorDescriptor(x, [20, 24], [24, 1], [8, 16])
-    launch(descriptors, described, o, 20, 24, 8, 16, grid=(3,))
-    assert torch.equal(o[: 20 * 24].view(20, 24), 2 * x)
-    assert not o[20 * 24 :].any()
 
 
 def test_a_descriptor_larger_than_its_tensor_is_out_of_bounds():
@@ -714,25 +437,6 @@ def test_a_descriptor_larger_than_its_tensor_is_out_of_bounds():
     assert [(i.kind, i.argument, i.coordinates) for i in run.incidents] == [
         ("out-of-bounds-read", "in_desc", (20, 0))
     ]
-
-
-@triton.jit
-def block_pointers(x_ptr, o_ptr, rows, cols, R: tl.constexpr, C: tl.constexpr):
-    p = tl.make_block_ptr(x_ptr, (rows, cols), (cols, 1), (tl.program_id(0) * R, 0), (R, C), (1, 0))
-    o = tl.make_block_ptr(o_ptr, (rows, cols), (cols, 1), (tl.program_id(0) * R, 0), (R, C), (1, 0))
-    for _ in range(tl.cdiv(cols, C)):
-        x = tl.load(p, boundary_check=(0, 1), padding_option="zero")
-        tl.store(o, x * 2, boundary_check=(0, 1))
-        p = tl.advance(p, (0, C))
-        o = tl.advance(o, (0, C))
-
-
-@pytest.mark.filterwarnings("ignore:.*make_block_ptr is deprecated")
-@pytest.mark.skipif(triton.__version__ >= "3.9", reason="Triton 3.9 has no block pointers")
-def test_block_pointers_move_and_check_their_bounds():
-    x, o = torch.randn(20, 24), torch.zeros(20, 24)
-    launch(block_pointers, x, o, 20, 24, 8, 16, grid=(3,))
-    assert torch.equal(o, 2 * x)
 
 
 @triton.jit

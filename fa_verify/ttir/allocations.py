@@ -37,6 +37,11 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.memory = memory
         self._kinds: dict[Any, tuple[tuple[int, str], ...] | None] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that torch.compile needs no shield: making one loads a second's worth of modules."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

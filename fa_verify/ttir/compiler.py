@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextvars
 import hashlib
 import re
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import triton
 from triton.backends.nvidia.compiler import CUDABackend
 
 if TYPE_CHECKING:
@@ -23,6 +26,20 @@ origin: contextvars.ContextVar[str] = contextvars.ContextVar("origin", default="
 _VERSION = "3"  # of the TTIR we ask for: part of the key of Triton's disk cache
 CAPABILITY = 90
 _ENTRY = re.compile(r"tt\.func public @([\w$.]+|\"[^\"]*\")")
+
+
+@cache
+def installation() -> str:
+    """What tells one installation of Triton from another: part of the key of its disk cache.
+
+    Stands for Triton's own `triton_key`, which reads and hashes the whole compiler, 0.3 s in every
+    process. Version, and size and date of each file, tell as much.
+    """
+    root = Path(triton.__file__).parent
+    parts = ("_C", "backends", "compiler", "language", "runtime")
+    files = [f for part in parts for end in ("py", "so") for f in (root / part).rglob(f"*.{end}")]
+    facts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(files)]
+    return f"{triton.__version__}-{hashlib.sha256(repr(facts).encode()).hexdigest()}"
 
 
 class Compiler(CUDABackend):  # type: ignore[misc]

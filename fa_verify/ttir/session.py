@@ -9,9 +9,11 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import triton
 import triton.backends
+from triton.runtime import cache
 from triton.runtime.driver import driver as active_driver
 
 from fa_verify.ttir import hopper
@@ -142,8 +144,9 @@ def available() -> bool:
 @contextmanager
 def activated() -> Iterator[None]:
     """Let kernel modules be imported without a GPU: driver, backends, torch.cuda's answers."""
-    from fa_verify.ttir.compiler import Compiler  # noqa: PLC0415 - needs triton's NVIDIA backend
-    from fa_verify.ttir.driver import Driver  # noqa: PLC0415 - imports this module
+    # These import Triton's NVIDIA backend and this module.
+    from fa_verify.ttir.compiler import Compiler, installation  # noqa: PLC0415
+    from fa_verify.ttir.driver import Driver  # noqa: PLC0415
 
     backends = triton.backends.backends
     saved, saved_driver = dict(backends), active_driver._active  # noqa: SLF001
@@ -151,7 +154,7 @@ def activated() -> Iterator[None]:
         backends.clear()
         backends["fa_verify"] = triton.backends.Backend(compiler=Compiler, driver=Driver)
         active_driver.set_active(Driver())
-        with hopper.answering():
+        with hopper.answering(), patch.object(cache, "triton_key", installation):
             yield
     finally:
         backends.clear()

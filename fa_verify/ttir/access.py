@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.cells import Access
     from fa_verify.ttir.findings import Findings
     from fa_verify.ttir.machine import Machine
+    from fa_verify.ttir.readback import ReadBack
     from fa_verify.ttir.regions import Reading
     from fa_verify.ttir.values import Selection, Terms
 
@@ -63,6 +64,7 @@ class Accesses:
         self.races = Races(machine, findings)
         self.reports = Reports(machine, findings)
         self.reading: Reading | None = None
+        self.read_back: ReadBack | None = None
         self.nans: dict[int, tuple[Argument, int, int]] = {}  # by operation: first NaN stored
 
     # -- which cells
@@ -180,6 +182,19 @@ class Accesses:
         if missing.any():
             self.reports.unwritten(touched, missing)
 
+    def _places(self, access: Access, cells: Cells) -> list[Array]:
+        """Places in the tile, if it matters where an element was stored from."""
+        if self.read_back is None:
+            return []
+        return [_by_run(access, cells, self.read_back.places(access))]
+
+    def _look_at_read(self, access: Access, arg: Argument, cells: Cells) -> None:
+        places = self._places(access, cells)
+        touched, places = self._touch(access, arg, cells, *places, everyone=True)
+        self.races.read(touched)
+        if self.read_back is not None:
+            self.read_back.loaded(touched, places[0])
+
     def _look_for_nan(self, access: Access, touched: Touched, values: Array) -> None:
         """Remember the first NaN that an operation stores."""
         if np.isnan(values.min()) and id(access) not in self.nans:
@@ -226,8 +241,7 @@ class Accesses:
             if self.reading is not None:
                 self.reading.read(access, arg, cells, self.machine)
             if arg.tracking is not None and arg.size and cells.length:
-                touched, _ = self._touch(access, arg, cells, everyone=True)
-                self.races.read(touched)
+                self._look_at_read(access, arg, cells)
         turns = self.machine.turns
         if turns is not None and turns.watching and arg.size and cells.length:
             turns.saw(self._touch(access, arg, cells)[0])
@@ -265,8 +279,9 @@ class Accesses:
         if cells.length == 0 or arg.size == 0:
             return
         watched = self.sanitize and arg.tracking is not None
-        touched, (chosen,) = self._touch(
-            access, arg, cells, _by_run(access, cells, values), everyone=watched
+        places = self._places(access, cells) if watched else []
+        touched, (chosen, *places) = self._touch(
+            access, arg, cells, _by_run(access, cells, values), *places, everyone=watched
         )
         if touched.index.size == 0:
             return
@@ -286,6 +301,8 @@ class Accesses:
             cells.of(arg, arg.shadow)[touched.index] = True
         if watched and self.machine.lanes.linear.size > 1:
             self.races.collided(touched, raw)
+        if self.read_back is not None and places:
+            self.read_back.stored(touched, places[0])
 
     # -- atomics
     def atomic(
@@ -341,6 +358,8 @@ class Accesses:
                     acquires=orders and update.acquires and used,
                     releases=orders and update.releases,
                 )
+                if self.read_back is not None and orders and (update.acquires or update.releases):
+                    self.read_back.barrier()
             if self.sanitize and chosen and chosen[0].dtype.kind == "f":
                 self._look_for_nan(access, touched, chosen[0])
             held = None if turns is None else touched.of(arg.flat)[touched.index]

@@ -45,6 +45,7 @@ class Addresses:
         self.stores_anywhere = False
         self._memory = memory
         self._given: list[Argument] = []
+        self._stored: set[int] = set()  # identities of arguments
         self._tensors: dict[int, torch.Tensor] = {}  # by the argument's identity
         self._alive: list[torch.Tensor] | None = None
         self._seen: dict[tuple[int, str], Argument] = {}
@@ -64,9 +65,16 @@ class Addresses:
     def track(self, argument: Argument, *, stored: bool) -> None:
         """Attach race tracking if the kernel stores to the argument or to what it shares."""
         key = (argument.key, argument.flat.itemsize)
+        if stored:
+            self._stored.add(id(argument))
         if stored and argument.size and key not in self.tracking:
             self.tracking[key] = Tracking(argument.storage_elements)
         argument.tracking = self.tracking.get(key)
+
+    def shared(self) -> bool:
+        """Whether a storage that the kernel stores to is also under an argument it only loads."""
+        tracked = (arg for arg in self.arguments if arg.tracking is not None)
+        return any(id(arg) not in self._stored for arg in tracked)
 
     def seen_as(self, argument: Argument, scalar: str) -> Argument:
         """The same tensor as elements of another type."""

@@ -1,4 +1,4 @@
-"""What a kernel says to its author: prints and assertions; hints and barriers do nothing."""
+"""What a kernel says to its author, prints and assertions; barriers."""
 
 from __future__ import annotations
 
@@ -47,14 +47,23 @@ def assert_(op: Op, low: Lowering) -> Step:
     return step
 
 
-def _nothing(op: Op, low: Lowering) -> None:
-    del op, low
+def barrier(op: Op, low: Lowering) -> Step:
+    """gpu.barrier, ttg.barrier: a program has no threads here, but what they may see is watched."""
+    del op
+    machine = low.machine
+
+    def step(env: Env) -> None:
+        del env
+        if machine.accesses.read_back is not None:
+            machine.accesses.read_back.barrier()
+
+    return step
 
 
 RULES: dict[str, Rule] = {
     "tt.print": print_,
     "tt.assert": assert_,
-    "gpu.barrier": _nothing,
-    "ttg.barrier": _nothing,
+    "gpu.barrier": barrier,
+    "ttg.barrier": barrier,
     "llvm.intr.assume": assume,
 }

@@ -32,6 +32,7 @@ from fa_verify.ttir import (
     ops_reduce,
     ops_scaled,
     ops_tile,
+    readback,
     whiles,
 )
 from fa_verify.ttir.access import Accesses
@@ -135,6 +136,7 @@ class Program:
             self._settled = Settled(low, self._bodies[function.name].graph, settled)
             self._peak += low.peak_bytes
         self.stored = stored_arguments(module)
+        self._reads_back = readback.possible(module)
         self.site = Site(self.name, self._file, module.entry.location.line, masked=False)
         self.specialisation = Specialisation(module.entry, self.site)
         dismantle(module)
@@ -183,6 +185,8 @@ class Program:
                 if isinstance(value, Descriptor):
                     descriptor_rules.check(value, self.site, reports)
             self._track(bound, addresses)
+            if self._reads_back or addresses.shared():
+                machine.accesses.read_back = readback.ReadBack(machine, findings)
             machine.accesses.reading = memory.regions.reading(addresses.arguments, grid)
         body = self._bodies[self.name]
 

@@ -19,12 +19,22 @@ class Tracking:
     are zero pages until touched.
     """
 
-    __slots__ = ("_epochs", "_size", "atomic", "first_reader", "last_reader", "stored", "writer")
+    __slots__ = (
+        "_epochs",
+        "_places",
+        "_size",
+        "atomic",
+        "first_reader",
+        "last_reader",
+        "stored",
+        "writer",
+    )
 
     def __init__(self, size: int) -> None:
         """Cover `size` elements, nobody having touched any."""
         self._size = size
         self._epochs: dict[int, Array] = {}
+        self._places: tuple[Array, Array] | None = None
         self.writer = np.zeros(size, np.int32)
         self.stored = False  # whether anything is in `writer`
         self.first_reader: Array | None = None
@@ -50,3 +60,9 @@ class Tracking:
         if found is None:
             found = self._epochs[id(array)] = np.zeros(self._size, np.int32)
         return found
+
+    def places(self) -> tuple[Array, Array]:
+        """From which place of a tile an element was stored, and when (see `readback`)."""
+        if self._places is None:
+            self._places = np.zeros(self._size, np.int64), np.zeros(self._size, np.int64)
+        return self._places

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "gather"]
 
 _TOTAL = "total"  # of a case, all stages
+# docs/executor.md, "What TTIR cannot show", in a line.
+_UNSEEN = (
+    "the CPU runs Triton's IR: not seen are pipelining, barriers inside a program, num_warps, "
+    "num_stages, FMA contraction and layouts"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,11 @@ class Facts:
     seconds: float | None
     rate: float | None
     stages: tuple[tuple[str, float], ...]
+
+    @property
+    def unseen(self) -> str:
+        """What the backend cannot show; "" for a GPU."""
+        return _UNSEEN if "cpu" in self.backend.split(", ") else ""
 
 
 def gather(starts: Sequence[Start], ends: Sequence[End], cases: Sequence[CaseRecord]) -> Facts:

@@ -35,7 +35,8 @@ def render(summary: Summary) -> str:
         blocks.append(_rows(summary))
     if summary.notes:
         blocks.append(_notes(summary))
-    blocks.append(f"<sub>{escape(environment(summary.facts))}</sub>")
+    facts = [environment(summary.facts), *([summary.facts.unseen] if summary.facts.unseen else [])]
+    blocks.append(f"<sub>{escape('; '.join(facts))}</sub>")
     return "\n\n".join(blocks) + "\n"
 
 

@@ -157,6 +157,8 @@ def verdict_lines(summary: Summary) -> Sequence[Text]:
     parts += [f"{stage} {text.duration(seconds)}" for stage, seconds in facts.stages]
     if parts:
         found.append(Text(text.clean(" | ".join(parts)), style="dim"))
+    if facts.unseen:
+        found.append(Text(facts.unseen, style="dim"))
     verdict = word(summary)
     line = Text(f"{verdict}", style=_WORD_STYLES.get(verdict, "bold yellow"))
     line.append(f"  {text.clean(headline(summary))}", style="default not bold")

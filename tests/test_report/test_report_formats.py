@@ -3,6 +3,7 @@ import re
 import time
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -92,6 +93,16 @@ def test_markdown(run, snapshot):
 
 def test_html(run, snapshot):
     snapshot("report.html", html.render(summarise(run(cases=9))))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("format_", [terminal, markdown.render, html.render])
+def test_a_report_of_the_cpu_says_what_it_cannot_show(run, format_, backend):
+    first, *rest = run(cases=9)
+    shown = format_(summarise([msgspec.structs.replace(first, backend=backend), *rest]))
+    words = " ".join(shown.replace("\\", "").split())
+    assert ("not seen are pipelining" in words) == (backend == "cpu")
+    assert ("FMA contraction and layouts" in words) == (backend == "cpu")
 
 
 def test_the_verdict_and_the_failing_line_end_the_log(run):

@@ -94,6 +94,11 @@ class Inheritance(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.devices = devices
         self.kernels: dict[str, Callable[..., Any]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """See `Allocations`."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from triton.compiler.compiler import CompiledKernel
 from fa_verify.ttir import births, session
 from fa_verify.ttir.compiler import CAPABILITY
 from fa_verify.ttir.hopper import PROPERTIES
+from fa_verify.ttir.orders import Orders
 from fa_verify.ttir.program import TensorDescriptorArgument, program_for
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class Launcher:
         run = session.current()
         if enter is not None:
             enter(launch_metadata)
-        began = time.perf_counter()
+        began, grid = time.perf_counter(), (grid_x, grid_y, grid_z)
         names: list[str] = []
         values: list[Any] = []
         for (name, type_), value in zip(self.signature, args, strict=True):
@@ -108,21 +110,17 @@ class Launcher:
             compiled = time.perf_counter()
             if run.options.sanitize:
                 self._check_constants(program, args, run.findings)
-            program.run(
-                names,
-                values,
-                (grid_x, grid_y, grid_z),
-                options=run.options,
-                memory=run.memory,
-                findings=run.findings,
-            )
-            if run.options.sanitize:
+            launch = partial(program.run, names, values, grid, memory=run.memory)
+            orders = Orders(program, names, values) if run.options.sanitize else None
+            launch(options=run.options, findings=run.findings)
+            if orders is not None:
                 births.explain(
-                    program, function.decode(), self.file, names, values,
-                    (grid_x, grid_y, grid_z), run.options, run.memory, run.findings,
+                    program, function.decode(), self.file, names, values, grid, run.options,
+                    run.memory, run.findings,
                 )  # fmt: skip
+                orders.compare(launch, run.options, grid, run.findings)
         run.record_launch(
-            kernel=self.metadata.name, grid=(grid_x, grid_y, grid_z), constants=self.constants,
+            kernel=self.metadata.name, grid=grid, constants=self.constants,
             num_warps=self.metadata.num_warps, num_stages=self.metadata.num_stages,
             source_hash=getattr(self.metadata, "ttir_hash", ""),
             seconds_compile=compiled - began, seconds_run=time.perf_counter() - compiled,

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fa_verify.ttir.floats import Array
-    from fa_verify.ttir.ir import Op, Type
+    from fa_verify.ttir.ir import Module, Op, Type
     from fa_verify.ttir.lower import Rule
     from fa_verify.ttir.memory import Memory
     from fa_verify.ttir.options import FloatModel, Options
@@ -69,6 +69,7 @@ RULES: dict[str, Rule] = {
     **ops_memory.RULES, **ops_atomic.RULES, **ops_descriptor.RULES, **ops_host.RULES,
     **control.RULES, **whiles.RULES,
 }  # fmt: skip
+_TICKETS = frozenset({"tt.atomic_rmw", "tt.atomic_cas"})
 LIBRARY = "/triton/language/"  # locations under it are attributed to the kernel that called in
 # Programs that take turns and have begun, as long as one of them can go on: one for each
 # multiprocessor of an H200. More only cost memory: 1151 rows of 8192 in the tutorial's layer norm
@@ -137,9 +138,17 @@ class Program:
             self._peak += low.peak_bytes
         self.stored = stored_arguments(module)
         self._reads_back = readback.possible(module)
+        self.tickets = self._tickets(module)
         self.site = Site(self.name, self._file, module.entry.location.line, masked=False)
         self.specialisation = Specialisation(module.entry, self.site)
         dismantle(module)
+
+    def _tickets(self, module: Module) -> Site | None:
+        """The first atomic whose result is used, unless running it twice would show."""
+        ops = [op for function in module.functions.values() for op in function.walk()]
+        used = [op for op in ops if op.name in _TICKETS and any(x.users for x in op.results)]
+        prints = any(op.name == "tt.print" for op in ops)
+        return self._site(used[0]) if used and not prints else None
 
     def _site(self, op: Op) -> Site:
         file = op.location.file

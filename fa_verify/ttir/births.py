@@ -149,7 +149,7 @@ def explain(  # noqa: PLR0917
     grid: tuple[int, int, int], options: Options, memory: Memory, findings: Findings,
 ) -> None:  # fmt: skip
     """Note where each NaN that the launch just stored was born ("nan-born")."""
-    stored = program.machine.accesses.nans
+    stored = program.machine.accesses.nans if 0 not in grid else {}
     if not stored or program.waits or program.read_back:
         return
     traced = _traced(text, file, options.float_model)

@@ -126,8 +126,8 @@ class Incident:
 
     Attributes:
         kind: "out-of-bounds-read", "out-of-bounds-write", "neighbour-read", "uninitialised-read",
-            "race", "order-dependence", "integer-overflow", "false-hint", "descriptor-rule" or
-            "assertion-failed"; among an execution's notes "nan-born" or "read-back".
+            "race", "integer-overflow", "false-hint", "descriptor-rule" or "assertion-failed"; among
+            an execution's notes "nan-born", "order-dependence" or "read-back".
         kernel: The kernel's name.
         file: Source file of the access.
         line: Line in `file`.

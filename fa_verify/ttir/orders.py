@@ -1,11 +1,11 @@
 """Runs a launch again in the opposite order when the values that atomics return are used.
 
-Programs that draw tickets, or go by who came first, may compute something else on each run. A
-difference beyond rounding is reported ("order-dependence"); programs that wait for each other are
-not run again. Sums whose order follows the tickets differ in rounding only: n terms, added in two
-orders, differ by at most 2 n u times the sum of their magnitudes (Higham, Accuracy and Stability of
-Numerical Algorithms, 4.2), for which the largest value of the tensor is taken, n being the number
-of programs.
+Programs that draw tickets, or go by who came first, may compute something else on each run. Some
+mean to (a list in any order), so that a difference beyond rounding is only noted. Programs that
+wait for each other are not run again. Sums whose order follows the tickets differ in rounding only:
+n terms, added in two orders, differ by at most 2 n u times the sum of their magnitudes (Higham,
+Accuracy and Stability of Numerical Algorithms, 4.2), for which the largest value of the tensor is
+taken, n being the number of programs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Orders:
             findings: Where a difference is reported.
         """
         count = grid[0] * grid[1] * grid[2]
-        if not self._written or count == 1:
+        if not self._written or count < 2:
             return
         first = [_bytes(tensor).clone() for _, tensor in self._written]
         values = [tensor.detach().clone() for _, tensor in self._written]

@@ -102,4 +102,6 @@ def _summarise(run: Run) -> None:
         lines.append(incidents_text(run.incidents))
     elif run.options.sanitize:
         lines[0] += ", no incident"
+    if run.notes:
+        lines.append(incidents_text(run.notes, "note"))
     sys.stderr.write("\n".join(lines) + "\n")

@@ -27,7 +27,7 @@ def incident_text(incident: Incident) -> str:
     return f"{text}\n    {incident.source}" if incident.source else text
 
 
-def incidents_text(incidents: Sequence[Incident]) -> str:
+def incidents_text(incidents: Sequence[Incident], noun: str = "incident") -> str:
     """All of them, headed by their number."""
-    count = "1 incident" if len(incidents) == 1 else f"{len(incidents)} incidents"
+    count = f"1 {noun}" if len(incidents) == 1 else f"{len(incidents)} {noun}s"
     return "\n".join((f"{count}:", *map(incident_text, incidents)))

@@ -27,6 +27,7 @@ from fa_verify.ttir import (
     ops_float,
     ops_host,
     ops_int,
+    ops_library,
     ops_math,
     ops_memory,
     ops_reduce,
@@ -65,9 +66,9 @@ if TYPE_CHECKING:
 
 RULES: dict[str, Rule] = {
     **ops_choice.RULES, **ops_int.RULES, **ops_float.RULES, **ops_cast.RULES, **ops_math.RULES,
-    **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES, **ops_scaled.RULES, **ops_asm.RULES,
-    **ops_memory.RULES, **ops_atomic.RULES, **ops_descriptor.RULES, **ops_host.RULES,
-    **control.RULES, **whiles.RULES,
+    **ops_library.RULES, **ops_tile.RULES, **ops_reduce.RULES, **ops_dot.RULES,
+    **ops_scaled.RULES, **ops_asm.RULES, **ops_memory.RULES, **ops_atomic.RULES,
+    **ops_descriptor.RULES, **ops_host.RULES, **control.RULES, **whiles.RULES,
 }  # fmt: skip
 _TICKETS = frozenset({"tt.atomic_rmw", "tt.atomic_cas"})
 LIBRARY = "/triton/language/"  # locations under it are attributed to the kernel that called in

@@ -1,10 +1,9 @@
 """float32 functions as Triton compiles them for sm_90: their steps, and which numbers they flush.
 
-`APPROXIMATE` has the steps that cost nothing extra, `STEPWISE` all of them. Read off the PTX of
-Triton 3.6 to 3.9 (identical there): `ex2.approx`, `rsqrt.approx` and their like are the hardware's
-own, taken here as correctly rounded but for subnormal numbers, which the .ftz variants read and
-write as zero (PTX ISA, "Floating Point Instructions"); logarithms and erf are libdevice's
-polynomials, step by step.
+`APPROXIMATE` has the steps that cost nothing extra, with NumPy's exp2 and roots; `STEPWISE` has
+all, with the hardware's own functions. Read off the PTX of Triton 3.6 to 3.9 (identical there):
+exponentials and roots are single instructions, whose .ftz variants read and write subnormal numbers
+as zero (PTX ISA, "Floating Point Instructions"); logarithms and erf are libdevice's polynomials.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.ttir import special_functions
 from fa_verify.ttir.floats import fma
 
 if TYPE_CHECKING:
@@ -57,11 +57,6 @@ def _exp(x: Array, out: Array | None = None) -> Array:
     """ex2.approx.f32 of a rounded product."""
     scaled = np.multiply(x, _LOG2E, out=out)
     return exp2(scaled, out=scaled)
-
-
-def _exp2_rounded(x: Array) -> Array:
-    """ex2.approx.f32, correctly rounded."""
-    return np.exp2(x.astype(np.float64)).astype(np.float32)
 
 
 def _constants(words: str) -> Array:
@@ -122,19 +117,12 @@ _ERF_LIMIT = _constants("3F8060FE")[0]
 
 
 def _erf(x: Array) -> Array:
-    magnitude = np.abs(flush(x))
-    square = x * x
-    near = fma(_polynomial(square, _ERF_NEAR), x, x)
+    x = flush(x)
+    magnitude = np.abs(x)
+    near = flush(fma(_polynomial(x * x, _ERF_NEAR), x, x))
     exponent = fma(_polynomial(magnitude, _ERF_FAR), -magnitude, -magnitude)
-    far = np.copysign(np.float32(1) - flush(_exp2_rounded(exponent)), x)
+    far = np.copysign(np.float32(1) - special_functions.exp2(exponent), x)
     return np.where(magnitude >= _ERF_LIMIT, far, near)
-
-
-def divide(a: Array, b: Array) -> Array:
-    """div.full.f32: a product with the reciprocal of the scaled divisor."""
-    mantissa, exponent = np.frexp(b)
-    quotient = a * (np.float32(1) / mantissa)
-    return np.ldexp(quotient, -exponent)
 
 
 def _flushing(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
@@ -157,8 +145,10 @@ APPROXIMATE: dict[str, Callable[..., Array]] = {
     "ceil": _flushing(np.ceil),
 }
 STEPWISE: dict[str, Callable[..., Array]] = APPROXIMATE | {
-    "exp": lambda x: _exp2_rounded(x * _LOG2E),
-    "exp2": _flushing(_exp2_rounded),
+    "exp": lambda x: special_functions.exp2_gradual(x * _LOG2E),
+    "exp2": special_functions.exp2,
+    "sqrt": special_functions.sqrt,
+    "rsqrt": special_functions.rsqrt,
     "log": _log,
     "log2": _log2,
     "erf": _erf,

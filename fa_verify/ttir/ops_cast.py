@@ -140,8 +140,23 @@ def extf(op: Op, low: Lowering) -> Step:
     return low.unary(op, lambda x: x)
 
 
+def _e5m2_to_bf16(x: Array) -> Array:
+    """By a shift and a product with 2**112: infinities and NaN become numbers from 65536 on.
+
+    As Triton's code for sm_90 has it (ElementwiseOpToLLVM.cpp, Fp8E5M2_to_Bf16).
+    """
+    special = ~np.isfinite(x)
+    if not special.any():
+        return x
+    raw = encode(np.ascontiguousarray(x), "f8E5M2")
+    number = np.float32(65536) * (1 + (raw & 3).astype(np.float32) / 4)
+    return np.where(special, np.copysign(number, x), x)
+
+
 def fp_to_fp(op: Op, low: Lowering) -> Step:
     """tt.fp_to_fp: widens exactly or narrows with the rounding it names."""
+    if (op.operands[0].type.scalar, op.results[0].type.scalar) == ("f8E5M2", "bf16"):
+        return low.unary(op, _e5m2_to_bf16)
     narrow = op.results[0].type.bits <= op.operands[0].type.bits
     return truncf(op, low) if narrow else extf(op, low)
 

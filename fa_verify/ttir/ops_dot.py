@@ -176,7 +176,7 @@ def _tensor_core(op: Op, precision: str) -> Product:
     if precision == "ieee":
         return _with_zero(tensor_core.fma_chain)
     unit = tensor_core.TF32 if precision.startswith("tf32") else tensor_core.HALF
-    segment = 0
+    segment, order = 0, None
     if precision.startswith("bf16"):
         pair = ("bf16", "bf16")
     elif left.scalar in FP8:
@@ -187,10 +187,12 @@ def _tensor_core(op: Op, precision: str) -> Product:
             unit = tensor_core.FP8
             segment = -(-keep // unit.width) * unit.width if keep <= depth and not half else 0
         else:
-            pair = ("f16", "f16")
+            pair, order = ("f16", "f16"), _promoted_order(depth)
     smallest = (tensor_core.SMALLEST[pair[0]], tensor_core.SMALLEST[pair[1]])
 
     def chain(a: Array, b: Array, c: Array) -> Array:
+        if order is not None:
+            a, b = a[..., order], b[..., order, :]
         return tensor_core.fused_dot(a, b, c, unit, smallest, half=half)
 
     def promoted(a: Array, b: Array, c: Array) -> Array:
@@ -202,6 +204,17 @@ def _tensor_core(op: Op, precision: str) -> Product:
         return c
 
     return _with_zero(promoted if segment else chain)
+
+
+def _promoted_order(depth: int) -> Array:
+    """Order in which mma.sync takes the elements along k of operands that were 8 bits wide.
+
+    A thread holds four neighbours along k of an 8-bit operand (kWidth = 4), and one instruction on
+    the converted operand takes two of them: of each 32, those with k % 4 < 2 first. Found on an
+    H200: the only order tried of which every element of the results has the same bits.
+    """
+    k = np.arange(depth)
+    return np.lexsort((k, k % 4 >= 2, k // 32))
 
 
 def _with_zero(product: Callable[[Array, Array, Array], Array]) -> Product:

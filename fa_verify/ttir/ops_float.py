@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fa_verify.ttir.approximate import divide, flush
+from fa_verify.ttir.approximate import flush
 from fa_verify.ttir.floats import NARROW, Array, round_to
 from fa_verify.ttir.lower import COMPARE
 from fa_verify.ttir.reuse import elementwise
+from fa_verify.ttir.special_functions import divide
 
 if TYPE_CHECKING:
     from collections.abc import Callable

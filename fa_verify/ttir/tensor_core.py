@@ -106,6 +106,7 @@ def fused_dot(
             np.add(fixed, product, out=fixed)
         fixed *= _power_of_two(top - unit.fraction)
         total = fixed.astype(np.float16).astype(np.float32) if half else _cut(fixed, unit.result)
+        total += np.float32(0)  # a sum too small for its format is +0, whatever its sign
     return total
 
 

@@ -10,6 +10,7 @@ warning of overflow and NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isnan
 from typing import Any
 
@@ -71,6 +72,22 @@ for _name in FP8:
     RAW[_name] = np.dtype(np.int8)
 NARROW = frozenset({"f16", "bf16", *FP8})  # carried as float32
 _TORCH: dict[str, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfloat16, **FP8}
+# Where 16-bit formats are rounded: stays in the cache, where fresh memory would not be.
+_SCRATCH = torch.empty(1 << 18, dtype=torch.int16)
+
+
+@lru_cache(maxsize=256)
+def _scratch_part(size: int, scalar: str) -> torch.Tensor:
+    return _SCRATCH[:size].view(_TORCH[scalar])
+
+
+def _scratch(size: int, scalar: str) -> torch.Tensor:
+    """Room for `size` elements of a 16-bit format."""
+    if size <= _SCRATCH.numel():
+        return _scratch_part(size, scalar)
+    return torch.empty(size, dtype=_TORCH[scalar])
+
+
 _SMALL = 512  # below this many elements NumPy's slower conversion beats the call into torch
 
 
@@ -164,10 +181,14 @@ def round_to(x: Array, scalar: str, out: Array | None = None) -> Array:
         return as_torch(clipped).to(FP8[scalar]).to(torch.float32).numpy()
     if scalar == "f16" and (x.size < _SMALL or x.dtype == np.float64):
         return x.astype(np.float16).astype(np.float32)
-    narrow = as_torch(x).to(_TORCH[scalar])
-    if out is None:
-        out = np.empty(x.shape, np.float32)
-    torch.from_numpy(out).copy_(narrow)
+    source = x.ravel("K")  # as it lies in memory: a view, if there are no gaps
+    if source.base is None:
+        x = np.ascontiguousarray(x)
+        source, out = x.reshape(-1), None
+    if out is None or out.strides != x.strides:
+        out = np.empty_like(x, np.float32)
+    narrow = _scratch(x.size, scalar).copy_(as_torch(source))
+    torch.from_numpy(out.ravel("K")).copy_(narrow)
     return out
 
 
@@ -175,16 +196,34 @@ def narrow_once(x: Array, scalar: str) -> Array:
     """Round float64 to a narrower format with a single rounding (round-to-odd in between)."""
     if scalar == "f32":
         return x.astype(np.float32)
-    if scalar == "f16":
+    if scalar == "f16" and x.size < _SMALL:
         return x.astype(np.float16).astype(np.float32)
+    near = x.astype(np.float32, order="C")
+    inexact = near != x
+    if not inexact.any():
+        return round_to(near, scalar, near)
+    # The second rounding can go wrong only where the first landed halfway between two neighbours.
+    format_, bits = FORMATS[scalar], near.view(np.int32)
+    half = 1 << (22 - format_.fraction)
+    subnormal = np.abs(near) < np.float32(2.0**format_.smallest)
+    halfway = (bits & (2 * half - 1) == half) | (subnormal & (bits & half - 1 == 0))
+    halfway &= inexact
+    if halfway.any():
+        near[halfway] = _to_odd(x[halfway])
+    return round_to(near, scalar, near)
+
+
+def _to_odd(x: Array) -> Array:
+    """Round float64 to float32, to odd where inexact: then a second rounding is the only one.
+
+    Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums".
+    """
     near = x.astype(np.float32)
     inexact = (near.astype(np.float64) != x) & np.isfinite(near)
-    if inexact.any():  # Boldo and Melquiond 2008: rounding to odd makes the second rounding right
-        bits = near.view(np.int32)
-        too_big = np.abs(near).astype(np.float64) > np.abs(x)
-        odd = np.where(too_big & (bits & 1 == 0), bits - 1, bits) | np.int32(1)
-        near = np.where(inexact, odd.view(np.float32), near)
-    return round_to(near, scalar)
+    bits = near.view(np.int32)
+    too_big = np.abs(near).astype(np.float64) > np.abs(x)
+    odd = np.where(too_big & (bits & 1 == 0), bits - 1, bits) | np.int32(1)
+    return np.where(inexact, odd.view(np.float32), near)
 
 
 def fma(a: Array, b: Array, c: Array, scalar: str = "f32") -> Array:

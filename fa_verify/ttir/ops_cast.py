@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fa_verify.ttir.ir import Op
     from fa_verify.ttir.lower import Env, Lowering, Rule, Step
 
+_EXACT = 1 << 24  # float32 holds all integers up to here
+
 
 def extsi(op: Op, low: Lowering) -> Step:
     """arith.extsi; keeps lazy sums lazy (they are checked for wrap-around where they are used)."""
@@ -81,10 +83,17 @@ def int_to_float(op: Op, low: Lowering) -> Step:
             x = x.astype(np.int8) if from_unsigned else -x.astype(np.int8)
         elif from_unsigned:
             x = unsigned(x)
+        if scalar in NARROW and _small(x):
+            return round_to(x.astype(np.float32), scalar)
         real = x.astype(np.float64 if wide else np.float32)
         return real if scalar in ("f32", "f64") else narrow_once(real, scalar)
 
     return low.unary(op, convert)
+
+
+def _small(x: Array) -> bool:
+    """Whether float32 holds all these integers."""
+    return x.dtype.itemsize < 4 or bool(x.min(initial=0) >= -_EXACT and x.max(initial=0) <= _EXACT)
 
 
 def float_to_int(op: Op, low: Lowering) -> Step:

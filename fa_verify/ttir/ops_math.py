@@ -66,6 +66,8 @@ def _elementwise(name: str) -> Rule:
 
     def rule(op: Op, low: Lowering) -> Step:
         scalar = op.results[0].type.scalar
+        if name == "absf":
+            return elementwise(op, low, np.abs)
         if op.results[0].type.is_float and scalar not in ("f32", "f64"):
             return low.nary(op, lambda *xs: round_to(function(*xs), scalar))
         if scalar == "f32" and low.floats.functions == "approximate":

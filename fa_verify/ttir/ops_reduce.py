@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fa_verify.ttir.control import run
-from fa_verify.ttir.floats import Array, as_torch
+from fa_verify.ttir.floats import NARROW, Array, as_torch
 from fa_verify.ttir.ops_tile import full, integer
 
 if TYPE_CHECKING:
@@ -84,7 +84,12 @@ _KNOWN: dict[str, Callable[[Array, int], Array]] = {
     "arith.ori": _plain(np.bitwise_or),
     "arith.xori": _plain(np.bitwise_xor),
 }
-_ROUNDING = frozenset({"arith.addf", "arith.mulf"})
+_ROUNDING: dict[str, Callable[..., torch.Tensor]] = {
+    "arith.addf": torch.add,
+    "arith.mulf": torch.mul,
+}
+_SIXTEEN = {"f16": torch.float16, "bf16": torch.bfloat16}
+_INNERMOST = 8
 
 
 def _known(op: Op) -> str | None:
@@ -96,11 +101,29 @@ def _known(op: Op) -> str | None:
     scalar = op.operands[0].type.scalar
     if last.operands != inner.results or set(inner.operands) != set(block.args):
         return None
-    if inner.name in _ROUNDING and scalar not in ("f32", "f64"):
-        return None
     if scalar == "i1" and inner.name not in ("arith.andi", "arith.ori", "arith.xori"):
         return None
     return inner.name
+
+
+def _narrow_tree(
+    function: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> Callable[[Array, int], Array]:
+    """Combine halves of the axis, as `reduce` does with any region, rounding each result.
+
+    PyTorch computes with 16-bit numbers in float32 and rounds to nearest even, as the region would.
+    """
+
+    def apply(x: Array, axis: int) -> Array:
+        halves = as_torch(np.moveaxis(x, axis, 0)).to(dtype)
+        while (half := len(halves) // 2) > 0:
+            if half == _INNERMOST:  # inner loops over fewer elements cost more than a transposition
+                halves = halves.contiguous()
+            halves = function(halves[:half], halves[half:])
+        whole: Array = halves[0].to(torch.float32).numpy()
+        return whole
+
+    return apply
 
 
 class Combine:
@@ -128,6 +151,9 @@ def reduce(op: Op, low: Lowering) -> Step:
     shape = op.operands[0].type.shape
     name = _known(op)
     known = _KNOWN.get(name or "")
+    scalar = op.operands[0].type.scalar
+    if name in _ROUNDING and scalar in NARROW:
+        known = _narrow_tree(_ROUNDING[name], _SIXTEEN[scalar]) if scalar in _SIXTEEN else None
     extent = shape[axis - 1]
     if known is not None:
         found = known

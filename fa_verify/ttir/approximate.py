@@ -3,7 +3,7 @@
 `APPROXIMATE` has the steps that cost nothing extra, with NumPy's exp2 and roots; `STEPWISE` has
 all, with the hardware's own functions. Read off the PTX of Triton 3.6 to 3.9 (identical there):
 exponentials and roots are single instructions, whose .ftz variants read and write subnormal numbers
-as zero (PTX ISA, "Floating Point Instructions"); logarithms and erf are libdevice's polynomials.
+as zero (PTX ISA, "Floating Point Instructions"); the others are libdevice's polynomials.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fa_verify.ttir import special_functions
-from fa_verify.ttir.floats import fma
+from fa_verify.ttir import special_functions, trigonometry
+from fa_verify.ttir.floats import constants, flush, fma
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 _SMALLEST = np.float32(2.0**-126)
 _LOWEST = np.float32(-126)  # below it exp2 is subnormal
 _LOG2E = np.float32(1.4426950408889634)
-
-
-def flush(x: Array) -> Array:
-    """Subnormal numbers as zeros of the same sign."""
-    tiny = np.abs(x) < _SMALLEST
-    return np.where(tiny, np.copysign(x.dtype.type(0), x), x) if tiny.any() else x
 
 
 def exp2(x: Array, out: Array | None = None) -> Array:
@@ -59,10 +53,6 @@ def _exp(x: Array, out: Array | None = None) -> Array:
     return exp2(scaled, out=scaled)
 
 
-def _constants(words: str) -> Array:
-    return np.array([int(word, 16) for word in words.split()], np.uint32).view(np.float32)
-
-
 def _polynomial(x: Array, coefficients: Array) -> Array:
     """Horner's rule by fused multiply-adds, the highest power first."""
     total: Array = np.broadcast_to(coefficients[0], x.shape)
@@ -71,13 +61,11 @@ def _polynomial(x: Array, coefficients: Array) -> Array:
     return total
 
 
-_LOG = _constants(
-    "BE055027 3E1039F6 BDF8CDCC 3E0F2955 BE2AD8B9 3E4CED0B BE7FFF22 3EAAAA78 BF000000"
-)
-_LOG2 = _constants(
+_LOG = constants("BE055027 3E1039F6 BDF8CDCC 3E0F2955 BE2AD8B9 3E4CED0B BE7FFF22 3EAAAA78 BF000000")
+_LOG2 = constants(
     "3DC6B27F BE2C7F30 3E2FCF2A BE374E43 3E520BF4 BE763C8B 3E93BF99 BEB8AA49 3EF6384A BF38AA3B"
 )
-_LN2, _LOG2E_LOW = _constants("3F317218 3FB8AA3B")
+_LN2, _LOG2E_LOW = constants("3F317218 3FB8AA3B")
 
 
 def _split_exponent(x: Array, pivot: int) -> tuple[Array, Array]:
@@ -111,9 +99,9 @@ def _log2(x: Array) -> Array:
     return _special(x, e + fma(m, _LOG2E_LOW, tail))
 
 
-_ERF_NEAR = _constants("38B1E96A BA574D20 3BAAD5EA BCDC1BE7 3DE718AF BEC093AC 3E0375D3")
-_ERF_FAR = _constants("3789CA3C B9F560B9 3BAC840B BD0C8162 3E1CF906 3F6A937E 3F20D842")
-_ERF_LIMIT = _constants("3F8060FE")[0]
+_ERF_NEAR = constants("38B1E96A BA574D20 3BAAD5EA BCDC1BE7 3DE718AF BEC093AC 3E0375D3")
+_ERF_FAR = constants("3789CA3C B9F560B9 3BAC840B BD0C8162 3E1CF906 3F6A937E 3F20D842")
+_ERF_LIMIT = constants("3F8060FE")[0]
 
 
 def _erf(x: Array) -> Array:
@@ -152,5 +140,7 @@ STEPWISE: dict[str, Callable[..., Array]] = APPROXIMATE | {
     "log": _log,
     "log2": _log2,
     "erf": _erf,
+    "sin": trigonometry.sin,
+    "cos": trigonometry.cos,
 }
 IN_PLACE = frozenset({exp2, _exp2_flushing, _exp})  # take `out` as NumPy's own functions do

@@ -269,6 +269,17 @@ def round_toward_zero(x: Array, scalar: str) -> Array:
     return rounded
 
 
+def flush(x: Array) -> Array:
+    """Subnormal numbers as zeros of the same sign."""
+    tiny = np.abs(x) < np.float32(2.0**-126)
+    return np.where(tiny, np.copysign(x.dtype.type(0), x), x) if tiny.any() else x
+
+
+def constants(words: str) -> Array:
+    """float32 numbers from the hexadecimal words in which PTX writes them."""
+    return np.array([int(word, 16) for word in words.split()], np.uint32).view(np.float32)
+
+
 def truncate_tf32(x: Array) -> Array:
     """Drop the 13 low mantissa bits, as Hopper's tensor cores do with float32 operands."""
     return (x.view(np.int32) & np.int32(-8192)).view(np.float32)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fa_verify.ttir.approximate import flush
-from fa_verify.ttir.floats import NARROW, Array, round_to
+from fa_verify.ttir.floats import NARROW, Array, flush, fma, round_to
 from fa_verify.ttir.lower import COMPARE
 from fa_verify.ttir.reuse import elementwise
 from fa_verify.ttir.special_functions import divide
@@ -44,6 +43,14 @@ def quotient(op: Op, low: Lowering) -> Step | None:
     if op.results[0].type.scalar != "f64" and low.floats.functions == "stepwise":
         return _rounded(divide)(op, low)
     return _rounded(np.divide)(op, low)
+
+
+def _remainder(a: Array, b: Array) -> Array:
+    """A - trunc(a / b) b, fused, as LLVM expands it for NVPTX: no remainder if a / b is large."""
+    if a.dtype == np.float64:
+        return np.fmod(a, b)
+    left = fma(-np.trunc(a / b), b, a)
+    return np.where(np.isinf(b), a, left)
 
 
 def _exact(function: np.ufunc) -> Rule:
@@ -87,7 +94,7 @@ RULES: dict[str, Rule] = {
     "arith.mulf": _rounded(np.multiply),
     "arith.divf": quotient,
     "tt.precise_divf": _rounded(np.divide),
-    "arith.remf": _rounded(np.fmod),
+    "arith.remf": _rounded(_remainder),
     "arith.negf": _exact(np.negative),
     "arith.maxnumf": _exact(np.fmax),
     "arith.minnumf": _exact(np.fmin),

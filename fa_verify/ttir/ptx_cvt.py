@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fa_verify.ttir.approximate import flush
 from fa_verify.ttir.errors import Unsupported
-from fa_verify.ttir.floats import Array, narrow_once, round_tf32, round_to, round_toward_zero
+from fa_verify.ttir.floats import Array, flush, narrow_once, round_tf32, round_to, round_toward_zero
 from fa_verify.ttir.ptx_bits import (
     FLOATS,
     INTEGERS,

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fa_verify.ttir.approximate import flush
 from fa_verify.ttir.errors import Unsupported
-from fa_verify.ttir.floats import Array, fma, round_to, round_toward_zero
+from fa_verify.ttir.floats import Array, flush, fma, round_to, round_toward_zero
 from fa_verify.ttir.ptx_bits import (
     FLOATS,
     INTEGERS,

@@ -34,11 +34,13 @@ def sums(x, y, z, out, OP: tl.constexpr, N: tl.constexpr):  # noqa: N803
             r = c - r
     elif OP == "plain":
         r = a + b - c
+    elif OP == "rem":
+        r = a % b
     tl.store(out + i, r)
 
 
 @triton.jit
-def function(x, out, OP: tl.constexpr, N: tl.constexpr):  # noqa: N803, C901
+def function(x, out, OP: tl.constexpr, N: tl.constexpr):  # noqa: N803, C901, PLR0912
     i = tl.arange(0, N)
     a = tl.load(x + i)
     if OP == "exp":
@@ -65,6 +67,10 @@ def function(x, out, OP: tl.constexpr, N: tl.constexpr):  # noqa: N803, C901
         r = a * 0.5
     elif OP == "div":
         r = 1.0 / a
+    elif OP == "sin":
+        r = tl.sin(a)
+    elif OP == "cos":
+        r = tl.cos(a)
     tl.store(out + i, r)
 
 
@@ -209,3 +215,22 @@ def test_one_kernel_under_two_models_in_one_process():
     results = [run(function, x, "sqrt", functions=how)[0].item() for how in
                ("correct", "approximate", "correct")]  # fmt: skip
     assert results == [2.0**-70, 0.0, 2.0**-70]
+
+
+@pytest.mark.parametrize("op", ["sin", "cos"])
+def test_sines_of_large_arguments_are_reduced_by_the_bits_that_matter(op):
+    x = torch.tensor([0.5, 3, -40, 1e5, 105615, 105616, -1e6, 3e9, 1e20, -3e38, 2.0**127] * 94)
+    x = torch.cat([x[: N - 3], torch.tensor([torch.inf, -torch.inf, torch.nan])])
+    exact = getattr(torch, op)(x.double())
+    got = run(function, x, op, functions="stepwise").double()
+    torch.testing.assert_close(got, exact, rtol=2.0**-22, atol=2.0**-24, equal_nan=True)
+
+
+def test_a_remainder_is_what_llvm_expands_it_to():
+    a = torch.tensor([7.5, -7.5, 5.0, 3.0, 2.0**24 + 2, 1e20] + [1.0] * (N - 6))
+    b = torch.tensor([2.0, 2.0, -3.0, torch.inf, 3.0, 3.0] + [1.0] * (N - 6))
+    got = run(sums, a, b, b, "rem")
+    assert got[:4].tolist() == [1.5, -1.5, 2.0, 3.0]
+    quotient = np.float32(1e20) / np.float32(3)
+    left = Fraction(float(np.float32(1e20))) - Fraction(float(quotient)) * 3
+    assert got[5].item() == float(left) != np.fmod(np.float32(1e20), np.float32(3))

@@ -224,9 +224,8 @@ class Program:
 
     @property
     def read_back(self) -> bool:
-        """Whether the last launch read from a tensor that it wrote to."""
-        tracked = self.machine.addresses.tracking.values()
-        return any(tracking.first_reader is not None for tracking in tracked)
+        """Whether the last launch read an element that it wrote."""
+        return any(tracking.read_back() for tracking in self.machine.addresses.tracking.values())
 
     def run_one(
         self, names: Sequence[str], values: Sequence[Any], grid: tuple[int, int, int],

@@ -61,13 +61,15 @@ class Reports:
             count *= self._machine.lanes.linear.size
         offsets = index[wrong]
         low, high, offset = int(offsets.min()), int(offsets.max()), int(index[lane])
-        if high >= arg.size or low < 0:
-            distance = max(high - arg.size + 1, -low)
+        distance, detail = max(high - arg.size + 1, -low), ""
+        if 0 <= offset < arg.size:
+            near = arg.distance(offset)
+            detail = f"between the elements of {arg.name}, {near} from the nearest"
+        if distance > 0:
             side = "past the end" if high >= arg.size else "before the beginning"
-            detail = f"up to {distance} element(s) {side} of {arg.name}"
+            detail += f"{', and ' * bool(detail)}up to {distance} element(s) {side} of {arg.name}"
         else:
-            distance = arg.distance(offset)
-            detail = f"between the elements of {arg.name}, {distance} from the nearest"
+            distance = near
         detail += f" (shape {arg.sizes}, strides {arg.strides})"
         landed = self._landing(arg, offset)
         if landed:

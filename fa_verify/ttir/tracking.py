@@ -48,6 +48,13 @@ class Tracking:
             self.last_reader = np.zeros(self._size, np.int32)
         return self.first_reader, self.last_reader
 
+    def read_back(self) -> bool:
+        """Whether an element was both read and written."""
+        if self.first_reader is None:
+            return False
+        written = self.writer if self.atomic is None else self.writer | self.atomic
+        return bool(((self.first_reader != 0) & (written != 0)).any())
+
     def atomics(self) -> Array:
         """Who accessed each element atomically, made on first use."""
         if self.atomic is None:

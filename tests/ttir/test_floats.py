@@ -256,3 +256,32 @@ def test_floats_become_integers_as_cvt_rzi_makes_them(source, to, want):
     with ttir.execute():
         whole[(1,)](x.to(getattr(torch, source)), out, getattr(tl, to), 16)
     assert out[:9].tolist() == want
+
+
+@triton.jit
+def up(x, out, N: tl.constexpr):  # noqa: N803
+    i = tl.arange(0, N)
+    tl.store(out + i, tl.load(x + i).to(tl.float16))
+
+
+def test_e4m3b15_is_converted_by_tritons_own_bit_tricks():
+    """Bias 15 and no NaN; the downcast saturates at 1.75, to nearest with ties upwards."""
+    raw = torch.arange(256).to(torch.uint8).view(torch.int8)
+    wide = torch.empty(256, dtype=torch.float16)
+    back = torch.empty(256, dtype=torch.int8)
+    few = torch.empty(16, dtype=torch.int8)
+    x = torch.tensor([1.0625, 1.06, -1.0625, 1.75, 1.8, 9.0, -9.0, 2.0**-17] + [0.0] * 8)
+    with ttir.execute():
+        up[(1,)](triton.reinterpret(raw, tl.float8e4b15), wide, 256)
+        narrow = triton.reinterpret(back, tl.float8e4b15)
+        cast[(1,)](wide, narrow, tl.float8e4b15, "rtne", 256)
+        cast[(1,)](x, triton.reinterpret(few, tl.float8e4b15), tl.float8e4b15, None, 16)
+    for pattern in range(128):
+        exponent, fraction = pattern >> 3, pattern & 7
+        want = (fraction if exponent == 0 else 8 + fraction) * 2.0 ** (max(exponent, 1) - 18)
+        assert (wide[pattern].item(), wide[pattern + 128].item()) == (want, -want)
+    representable = (raw & 0x7F) != 0x7F  # the largest becomes 1.75
+    assert torch.equal(back[representable], raw[representable])
+    code = {1.0: 0x78, 1.125: 0x79, 1.75: 0x7E}
+    assert few[:6].tolist() == [code[1.125], code[1.0], code[1.125] - 128, *[code[1.75]] * 3]
+    assert few[6:8].tolist() == [code[1.75] - 128, 1]

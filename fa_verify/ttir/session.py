@@ -145,6 +145,7 @@ def available() -> bool:
 def activated() -> Iterator[None]:
     """Let kernel modules be imported without a GPU: driver, backends, torch.cuda's answers."""
     # These import Triton's NVIDIA backend and this module.
+    from fa_verify.ttir.artefacts import on_demand  # noqa: PLC0415
     from fa_verify.ttir.compiler import Compiler, installation  # noqa: PLC0415
     from fa_verify.ttir.driver import Driver  # noqa: PLC0415
 
@@ -154,7 +155,8 @@ def activated() -> Iterator[None]:
         backends.clear()
         backends["fa_verify"] = triton.backends.Backend(compiler=Compiler, driver=Driver)
         active_driver.set_active(Driver())
-        with hopper.answering(), patch.object(cache, "triton_key", installation):
+        keyed = patch.object(cache, "triton_key", installation)
+        with hopper.answering(), keyed, on_demand():
             yield
     finally:
         backends.clear()

@@ -245,3 +245,13 @@ def test_options_reject_what_means_nothing(fields, match):
 
 def test_this_triton_is_one_we_are_tested_on():
     assert ttir.available()
+
+
+def test_a_kernel_shows_what_a_gpu_would_have_been_given():
+    with ttir.execute():
+        kernel = plain[(1,)](torch.zeros(16), 16, BLOCK=16)
+        assert ".target sm_90" in kernel.asm["ptx"]
+        assert "ttg.num-warps" in kernel.asm["ttgir"]
+        assert kernel.asm["cubin"].startswith(b"\x7fELF")
+        with pytest.raises(KeyError, match="hsaco"):
+            kernel.asm["hsaco"]

@@ -88,7 +88,15 @@ DRAWS = {
                      "tgamma", "lgamma", "log1p"], (0.1, 9)),
 }  # fmt: skip
 # Units in the last place of the larger of the result and 2**-4 (functions cross zero).
-LOOSE = {"lgamma": 8, "erfcinv": 16, "normcdfinv": 16, "tgamma": 4, "erfcx": 16, "cyl_bessel_i1": 8}
+# erfcx: torch's is the Faddeeva package, accurate to 1e-13.
+LOOSE = {
+    "lgamma": 8,
+    "erfcinv": 16,
+    "normcdfinv": 16,
+    "tgamma": 4,
+    "erfcx": 450,
+    "cyl_bessel_i1": 8,
+}
 # Bessel functions: absolute, in units of the larger of 1 and the result.
 BESSEL = ("j0", "j1", "jn", "y0", "y1", "yn")
 

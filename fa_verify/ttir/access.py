@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from fa_verify.ttir.argument import Argument
     from fa_verify.ttir.cells import Access
-    from fa_verify.ttir.findings import Findings
+    from fa_verify.ttir.findings import Findings, Site
     from fa_verify.ttir.machine import Machine
     from fa_verify.ttir.readback import ReadBack
     from fa_verify.ttir.regions import Reading
@@ -53,6 +53,19 @@ class Update:
     releases: bool
 
 
+Line = tuple[str, int]  # a file and a line in it
+
+
+@dataclass(slots=True, eq=False)
+class Wrap:
+    """32-bit arithmetic of one line that wrapped: the first program, the exact value, how often."""
+
+    site: Site
+    program_id: tuple[int, int, int]
+    value: int
+    count: int
+
+
 class Accesses:
     """Memory operations of one launch."""
 
@@ -65,6 +78,8 @@ class Accesses:
         self.reports = Reports(machine, findings)
         self.reading: Reading | None = None
         self.read_back: ReadBack | None = None
+        self.watch_wraps = sanitize
+        self.wraps: dict[Line, Wrap] = {}
         self.nans: dict[int, tuple[Argument, int, int]] = {}  # by operation: first NaN stored
 
     # -- which cells
@@ -210,6 +225,17 @@ class Accesses:
                 yield seen, None
             elif (mine := pointer.which == number).any():
                 yield seen, mine
+
+    def wrapped(self, site: Site, exact: Array, wrong: Array, result: Array) -> Array:
+        """Remember that arithmetic for addresses wrapped where `wrong`; return its result."""
+        lane = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        program = self.machine.position(int(self.machine.lanes.linear[int(lane[0])]))
+        found = self.wraps.setdefault(
+            (site.file, site.line), Wrap(site, program, int(exact[lane]), 0)
+        )
+        found.count += int(np.count_nonzero(wrong))
+        self.findings.noted += 1  # nothing that depends on it may be taken from an earlier launch
+        return result
 
     # -- load
     def load(self, access: Access, pointer: Pointer, masks: Terms, other: Array | None) -> Array:

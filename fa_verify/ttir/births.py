@@ -104,7 +104,7 @@ class _TracedLowering(Lowering):
         return watched
 
 
-class _Dry(Accesses):
+class Dry(Accesses):
     """Accesses that read only."""
 
     def store(self, access: Access, pointer: Pointer, values: Array, masks: Terms) -> None:
@@ -120,7 +120,7 @@ class _Dry(Accesses):
         return super().atomic(access, pointer, masks, operands, reading)
 
 
-class _Traced(Program):
+class Traced(Program):
     """A kernel that is looked at operation by operation."""
 
     def __init__(self, text: str, file: str, floats: FloatModel) -> None:
@@ -134,14 +134,15 @@ class _Traced(Program):
         """Run one program, leaving memory as it is."""
         self.tracer.nan = self.tracer.inf = None
         machine = self.machine
-        machine.accesses = _Dry(machine, Findings(0), sanitize=False)
-        self.run_one(names, values, grid, options=options, memory=memory, linear=linear)
+        machine.accesses = Dry(machine, Findings(0), sanitize=False)
+        self.run_dry(names, values, grid, options=options, memory=memory, linear=linear)
         return self.tracer
 
 
 @lru_cache(maxsize=64)
-def _traced(text: str, file: str, floats: FloatModel) -> _Traced:
-    return _Traced(text, file, floats)
+def traced(text: str, file: str, floats: FloatModel) -> Traced:
+    """The kernel, to be run again."""
+    return Traced(text, file, floats)
 
 
 def explain(  # noqa: PLR0917
@@ -152,10 +153,10 @@ def explain(  # noqa: PLR0917
     stored = program.machine.accesses.nans if 0 not in grid else {}
     if not stored or program.waits or program.read_back:
         return
-    traced = _traced(text, file, options.float_model)
+    again = traced(text, file, options.float_model)
     for argument, linear, offset in stored.values():
         try:
-            tracer = traced.replay(names, values, grid, options, memory, linear)
+            tracer = again.replay(names, values, grid, options, memory, linear)
         except Unsupported:
             return
         nan, inf = tracer.nan, tracer.inf

@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler.compiler import CompiledKernel
 
-from fa_verify.ttir import births, session
+from fa_verify.ttir import births, session, wraps
 from fa_verify.ttir.compiler import CAPABILITY
 from fa_verify.ttir.hopper import PROPERTIES
 from fa_verify.ttir.orders import Orders
@@ -114,10 +114,11 @@ class Launcher:
             orders = Orders(program, names, values) if run.options.sanitize else None
             launch(options=run.options, findings=run.findings)
             if orders is not None:
-                births.explain(
-                    program, function.decode(), self.file, names, values, grid, run.options,
-                    run.memory, run.findings,
-                )  # fmt: skip
+                for look in (births.explain, wraps.confirm):
+                    look(
+                        program, function.decode(), self.file, names, values, grid, run.options,
+                        run.memory, run.findings,
+                    )  # fmt: skip
                 orders.compare(launch, run.options, grid, run.findings)
         run.record_launch(
             kernel=self.metadata.name, grid=grid, constants=self.constants,

@@ -9,6 +9,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from fa_verify.ttir.regions import Regions
+from fa_verify.ttir.reserve import zeros
 from fa_verify.ttir.views import legal_runs, span_of
 
 if TYPE_CHECKING:
@@ -91,9 +92,7 @@ class Memory:
         whole = span_of(tensor) * tensor.element_size() == storage.nbytes
         if whole and legal_runs(tuple(tensor.shape), tuple(tensor.stride())) is None:
             # Zero pages cost nothing until a kernel writes there.
-            storage.written = (
-                None if written else np.zeros(storage.nbytes // storage.cell, np.bool_)
-            )
+            storage.written = None if written else zeros(storage.nbytes // storage.cell, np.bool_)
             return
         if storage.written is None:
             storage.written = np.ones(storage.nbytes // storage.cell, np.bool_)

@@ -212,14 +212,15 @@ def wrapped(terms: Terms, scalar: str, machine: Machine, site: Site) -> Terms:
     exact = terms[0].astype(np.int64)
     for term in terms[1:]:
         exact = exact + term
-    _check32(exact, machine, site)
-    return (exact.astype(np.int32),)
+    return (_check32(exact, exact.astype(np.int32), machine, site),)
 
 
-def _check32(exact: Array, machine: Machine, site: Site) -> None:
+def _check32(exact: Array, result: Array, machine: Machine, site: Site) -> Array:
+    """The result of arithmetic for addresses, after a look at whether it wrapped."""
     wrong = (exact > _INT32.max) | (exact < _INT32.min)
-    if machine.accesses.sanitize and wrong.any():
-        machine.accesses.reports.overflow(site, exact, wrong)
+    if machine.accesses.watch_wraps and wrong.any():
+        return machine.accesses.wrapped(site, exact, wrong, result)
+    return result
 
 
 def _watched(
@@ -236,9 +237,11 @@ def _watched(
     machine, site = low.machine, low.site(op)
 
     def apply(a: Array, b: Array) -> Array:
-        if machine.accesses.sanitize and reach(a, b) > _INT32.max:
-            _check32(function(a.astype(np.int64), b.astype(np.int64)), machine, site)
-        return function(a, b)
+        result = function(a, b)
+        if machine.accesses.watch_wraps and reach(a, b) > _INT32.max:
+            exact = function(a.astype(np.int64), b.astype(np.int64))
+            return _check32(exact, result, machine, site)
+        return result
 
     return apply
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -227,18 +228,25 @@ class Program:
         """Whether the last launch read an element that it wrote."""
         return any(tracking.read_back() for tracking in self.machine.addresses.tracking.values())
 
-    def run_one(
+    def run_dry(
         self, names: Sequence[str], values: Sequence[Any], grid: tuple[int, int, int],
-        *, options: Options, memory: Memory, linear: int,
+        *, options: Options, memory: Memory, linear: int | None = None,
     ) -> None:  # fmt: skip
-        """Execute one program of the grid, with the machine's accesses as they are."""
+        """Execute the grid, or one program of it, with the machine's accesses as they are.
+
+        Only for kernels lowered in a way of one's own: the first steps of others are set apart.
+        """
         machine = self.machine
         machine.grid, machine.deadline = grid, options.deadline
         machine.addresses = Addresses(memory)
         bound = self._bound(names, values, machine.addresses)
-        machine.lanes = Lanes.of(np.array([linear], np.int32), grid)
+        waves = self._waves(grid, prod(grid), options)
+        if linear is not None:
+            waves = [np.array([linear], np.int32)]
         with np.errstate(all="ignore"):
-            self._bodies[self.name](bound)
+            for wave in waves:
+                machine.lanes = Lanes.of(wave, grid)
+                self._bodies[self.name](bound)
 
     def _track(self, bound: Sequence[Any], addresses: Addresses) -> None:
         """Attach race tracking to every argument whose storage this kernel writes to."""

@@ -41,16 +41,6 @@ class Reports:
         name = None if argument is None else argument.name
         self._findings.add(kind, site, name, self._program(lane), 0, count, detail)
 
-    def overflow(self, site: Site, exact: Array, wrong: Array) -> None:
-        """32-bit arithmetic for an address wrapped; `exact` is what it should be."""
-        lane = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
-        value = int(exact[lane])
-        detail = f"{value} does not fit 32 bits and becomes part of an address"
-        count = int(np.count_nonzero(wrong))
-        self._findings.add(
-            "integer-overflow", site, None, self._program(int(lane[0])), value, count, detail
-        )
-
     def outside(self, access: Access, arg: Argument, cells: Cells, wrong: Array, kind: str) -> None:
         """Lanes of a tile, `wrong` among `cells`, lie outside their argument."""
         common = np.broadcast_shapes(cells.index.shape, wrong.shape)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.ttir.reserve import zeros
+
 if TYPE_CHECKING:
     from fa_verify.ttir.floats import Array
 
@@ -35,7 +37,7 @@ class Tracking:
         self._size = size
         self._epochs: dict[int, Array] = {}
         self._places: tuple[Array, Array] | None = None
-        self.writer = np.zeros(size, np.int32)
+        self.writer = zeros(size, np.int32)
         self.stored = False  # whether anything is in `writer`
         self.first_reader: Array | None = None
         self.last_reader: Array | None = None
@@ -44,8 +46,8 @@ class Tracking:
     def readers(self) -> tuple[Array, Array]:
         """First and last reader of each element, made on first use."""
         if self.first_reader is None or self.last_reader is None:
-            self.first_reader = np.zeros(self._size, np.int32)
-            self.last_reader = np.zeros(self._size, np.int32)
+            self.first_reader = zeros(self._size, np.int32)
+            self.last_reader = zeros(self._size, np.int32)
         return self.first_reader, self.last_reader
 
     def read_back(self) -> bool:
@@ -58,18 +60,18 @@ class Tracking:
     def atomics(self) -> Array:
         """Who accessed each element atomically, made on first use."""
         if self.atomic is None:
-            self.atomic = np.zeros(self._size, np.int32)
+            self.atomic = zeros(self._size, np.int32)
         return self.atomic
 
     def epochs(self, array: Array) -> Array:
         """In which of its epochs (see `order`) the program in `array` touched an element."""
         found = self._epochs.get(id(array))
         if found is None:
-            found = self._epochs[id(array)] = np.zeros(self._size, np.int32)
+            found = self._epochs[id(array)] = zeros(self._size, np.int32)
         return found
 
     def places(self) -> tuple[Array, Array]:
         """From which place of a tile an element was stored, and when (see `readback`)."""
         if self._places is None:
-            self._places = np.zeros(self._size, np.int64), np.zeros(self._size, np.int64)
+            self._places = zeros(self._size, np.int64), zeros(self._size, np.int64)
         return self._places

@@ -32,7 +32,7 @@ def forward(
     else:
         q = tl.load(at, mask=inside[:, None], other=0.0)
     if FAULT == "overflow":
-        q += tl.load(q_ptr + (head + 2) * far, mask=head > heads, other=0.0)  # overflow
+        q += tl.load(q_ptr + (head + 2) * far)  # overflow
     if FAULT == "unwritten-read":
         q += tl.load(work_ptr + head * n + row, mask=inside, other=0.0)[:, None]  # unwritten-read
     m = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -132,7 +132,7 @@ def backward(
             tl.store(dq_at, old + dq, mask=(row < n)[:, None])  # backward: race-update, write
         elif FAULT == "overflow":
             dq_at += (head + 2) * far  # backward: overflow
-            tl.atomic_add(dq_at, dq, mask=(row < 0)[:, None])
+            tl.atomic_add(dq_at, dq, mask=(row < n)[:, None])
         else:
             tl.atomic_add(dq_at, dq, mask=(row < n)[:, None])
     dk_at = dk_ptr + head * dh + key[:, None] * dn + column[None, :]

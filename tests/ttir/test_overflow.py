@@ -18,38 +18,38 @@ BIG = 1 << 30
 @triton.jit
 def product(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * n  # product
-    tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr + at, mask=at == 0))
+    tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr + at))
 
 
 @triton.jit
 def scalar_sum(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = n + n * (tl.program_id(0) % 2)  # scalar_sum
-    tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr + at, mask=at == 0))
+    tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr + at))
 
 
 @triton.jit
 def tile_sum(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     base = x_ptr + (n + n * (tl.program_id(0) % 2) + tl.arange(0, BLOCK))  # tile_sum
-    tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(base, mask=tl.arange(0, BLOCK) < 0))
+    tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(base))
 
 
 @triton.jit
 def difference(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = -n - n - tl.program_id(0)  # difference
-    tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr + at, mask=at == 0))
+    tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr + at))
 
 
 @triton.jit
 def shift(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = (tl.program_id(0) + 1) << (n // n * 30)  # shift
-    tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr + at, mask=at == 0))
+    tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr + at))
 
 
 @triton.jit
 def carried(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     for _ in range(3):
-        tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + at, mask=at < 0))
+        tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + at))
         at += n  # carried
 
 
@@ -88,7 +88,30 @@ def test_what_wraps_is_reported_at_its_line(kernel):
     assert [i for i in run.incidents if i.kind == "integer-overflow"] == []
 
 
-@pytest.mark.parametrize("kernel", [hashed, random, cancels])
+@triton.jit
+def masked(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    at = i * n + i * (n // 2) - i * (n // 2)
+    x = tl.load(x_ptr + at * 1, mask=i < 1, other=0.0)
+    for k in range(2):
+        tl.store(y_ptr + k * n + i * n, x, mask=(i < 1) & (k < 1))
+
+
+@triton.jit
+def to_the_start(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * 4 * n  # to_the_start
+    tl.store(y_ptr + tl.program_id(0), tl.load(x_ptr + at))
+
+
+def test_what_wraps_onto_a_legal_element_is_reported_all_the_same():
+    with ttir.execute() as run:
+        to_the_start[(2,)](torch.zeros(64), torch.zeros(64), BIG, 16)
+    assert [(i.kind, i.line) for i in run.incidents] == [
+        ("integer-overflow", line_of("# to_the_start"))
+    ]
+
+
+@pytest.mark.parametrize("kernel", [hashed, random, cancels, masked])
 def test_what_may_wrap_or_does_not_is_left_alone(kernel):
     with ttir.execute() as run:
         kernel[(1,)](torch.zeros(64), torch.zeros(64), BIG, 16)

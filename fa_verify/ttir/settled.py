@@ -58,6 +58,9 @@ class Settled:
 
     def __call__(self, machine: Machine, env: Env, values: Sequence[Any]) -> None:
         """Run, or do as if."""
+        if machine.turns is not None:  # one program at a time: none comes back
+            run(self._steps, env)
+            return
         numbers = [values[i].tobytes() for i in self._numbers]
         key = (machine.accesses.sanitize, machine.grid, machine.lanes.linear.tobytes(), *numbers)
         known = self._known.get(key)

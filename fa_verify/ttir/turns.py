@@ -81,7 +81,7 @@ class Turns:
     """Runs the programs of one launch, each as a coroutine of its own."""
 
     def __init__(self, machine: Machine, options: Options, residents: int) -> None:
-        """Run at most `residents` programs at a time, more only if all of them wait."""
+        """Run at most `residents` programs at a time, twice as many each time all of them wait."""
         self._machine, self._options, self._residents = machine, options, residents
         self._ready: deque[Waiter] = deque()
         self._sleepers: dict[int, dict[Waiter, None]] = {}  # by place, in order
@@ -200,7 +200,9 @@ class Turns:
         may_exceed = self._options.residents is None
         try:
             while coming or alive:
-                while coming and (len(alive) < self._residents or (may_exceed and not self._ready)):
+                if may_exceed and not self._ready:
+                    self._residents = max(self._residents, 2 * len(alive))
+                while coming and len(alive) < self._residents:
                     waiter = _begin(program, coming.popleft())
                     alive[waiter] = None
                     self._ready.append(waiter)

@@ -246,7 +246,7 @@ def test_the_last_program_reduces_without_waiting(options):
 @triton.jit
 def poll_in_one(flag_ptr, seen_ptr, y_ptr, TIMEOUT: tl.constexpr):
     if tl.program_id(0) == 0:
-        seen = tl.atomic_poll(flag_ptr, 3, timeout_ns=TIMEOUT)  # a wait
+        seen = tl.atomic_poll(flag_ptr, 3, timeout_ns=TIMEOUT)
         tl.store(seen_ptr, seen.to(tl.int32))
         if seen:
             tl.store(y_ptr + 1, tl.load(y_ptr) + 1)
@@ -275,84 +275,66 @@ def test_time_is_up_for_a_poll_once_nobody_can_go_on():
     with executed():
         poll_in_one[(1,)](flags(0), seen, y, 1000)
     assert (seen.item(), y.tolist()) == (0, [0, 0])
-    with pytest.raises(ttir.Unsupported, match="waits for another") as caught, executed():
-        poll_in_one[(1,)](flags(0), seen, y, None)
-    assert caught.value.op == "tt.atomic_poll"
-    assert caught.value.line in lines_of(poll_in_one, "# a wait")
 
 
-# -- waits that never end
-@triton.jit
-def wait_for_nobody(flag_ptr):
-    while tl.atomic_cas(flag_ptr, 1, 1) == 0:  # a wait
+@triton.jit(noinline=True)
+def lock_up(lock_ptr):
+    while tl.atomic_cas(lock_ptr, 0, 1) == 1:
         pass
 
 
 @triton.jit
-def wait_and_count(flag_ptr):
-    turns = 0
-    while tl.atomic_add(flag_ptr, 0) == 0:  # a wait
-        turns += 1
-    tl.store(flag_ptr + 1, turns)
-
-
-@triton.jit
-def poll_for_nobody(flag_ptr):
-    ready = 0
-    while ready == 0:  # a wait
-        ready = tl.load(flag_ptr, volatile=True)
-    tl.store(flag_ptr + 1, ready)
-
-
-@triton.jit
-def locks_crosswise(lock_ptr):
-    me = tl.program_id(0)
-    while tl.atomic_cas(lock_ptr + me, 0, 1) == 1:
-        pass
-    while tl.atomic_cas(lock_ptr + 1 - me, 0, 1) == 1:  # a wait
-        pass
+def add_once(lock_ptr, sum_ptr, how_much, BLOCK: tl.constexpr):
+    # Two waits inlined from one function that returns early, or one that is called.
+    i = tl.arange(0, BLOCK)
+    if how_much > 3:
+        lock_up(lock_ptr)
+        tl.store(sum_ptr + i, tl.load(sum_ptr + i) + how_much)
+        tl.debug_barrier()
+        tl.atomic_xchg(lock_ptr, 0)
+        return
+    lock_up(lock_ptr)
+    tl.store(sum_ptr + i, tl.load(sum_ptr + i) + how_much)
+    tl.debug_barrier()
     tl.atomic_xchg(lock_ptr, 0)
-    tl.atomic_xchg(lock_ptr + 1, 0)
 
 
 @triton.jit
-def never_released(lock_ptr):
-    while tl.atomic_cas(lock_ptr, 0, 1) == 1:  # a wait
-        pass
+def add_in_turn(lock_ptr, sum_ptr, BLOCK: tl.constexpr):
+    add_once(lock_ptr, sum_ptr, tl.program_id(0), BLOCK)
 
 
-HOPELESS = [
-    (wait_for_nobody, 1), (wait_for_nobody, 3000), (wait_and_count, 1), (wait_and_count, 500),
-    (poll_for_nobody, 1), (locks_crosswise, 2), (never_released, 50),
-]  # fmt: skip
+@every_schedule
+def test_waits_in_functions_and_branches(options):
+    total = torch.zeros(8, dtype=torch.int32)
+    with executed(**options) as run:
+        add_in_turn[(10,)](flags(0), total, BLOCK=8)
+    assert (total == 45).all()
+    assert run.incidents == []
 
 
-def lines_of(kernel, mark):
-    start = kernel.starting_line_number
-    return [start + i for i, line in enumerate(kernel.raw_src) if mark in line]
+@triton.jit
+def commit_in_order(next_ptr, turn_ptr, x_ptr, y_ptr, tiles, BLOCK: tl.constexpr):
+    # A queue of tiles, each of which waits until those before it have been committed.
+    i = tl.arange(0, BLOCK)
+    tile = tl.atomic_add(next_ptr, 1)
+    while tile < tiles:
+        x = tl.load(x_ptr + tile * BLOCK + i)
+        while tl.atomic_add(turn_ptr, 0) != tile:
+            pass
+        tl.store(y_ptr + i, tl.load(y_ptr + i) * 2 + x)
+        tl.debug_barrier()
+        tl.atomic_add(turn_ptr, 1)
+        tile = tl.atomic_add(next_ptr, 1)
 
 
-@pytest.mark.parametrize("schedule", ["forward", "reverse"])
-@pytest.mark.parametrize(
-    ("kernel", "programs"), HOPELESS, ids=[f"{k.__name__}-{n}" for k, n in HOPELESS]
-)
-def test_a_hopeless_wait_is_given_up_within_two_seconds(kernel, programs, schedule):
-    flag, began = flags(0, 0), time.process_time()
-    with (
-        pytest.raises(ttir.Unsupported, match="waits for another program") as caught,
-        executed(schedule=schedule),
-    ):
-        kernel[(programs,)](flag)
-    assert time.process_time() - began < 2
-    assert caught.value.op == "scf.while"
-    assert caught.value.line in lines_of(kernel, "# a wait")
-
-
-def test_locks_taken_in_turn_are_no_deadlock_one_program_at_a_time():
-    lock = flags(0, 0)
-    with executed(schedule="serial"):
-        locks_crosswise[(2,)](lock)
-    assert lock.tolist() == [0, 0]
+@every_schedule
+def test_a_wait_inside_a_loop_over_a_queue(options):
+    x, y = torch.arange(9 * 16).reshape(9, 16), torch.zeros(16, dtype=torch.int64)
+    with executed(**options) as run:
+        commit_in_order[(4,)](flags(0), flags(0), x, y, 9, BLOCK=16)
+    assert torch.equal(y, (x * 2 ** torch.arange(8, -1, -1)[:, None]).sum(0))
+    assert run.incidents == []
 
 
 def test_what_needs_more_programs_at_a_time_than_there_are_hangs():
@@ -368,27 +350,6 @@ def test_a_memory_limit_does_not_keep_programs_from_meeting():
     with executed(memory_limit=1):
         phases[(8,)](flags(0), x, x.clone(), ROUNDS=1)
     assert x.tolist() == list(range(8))
-
-
-@triton.jit
-def wait_forever_busily(flag_ptr):
-    while tl.atomic_xchg(flag_ptr, tl.atomic_add(flag_ptr + 1, 1)) >= 0:
-        pass
-
-
-def test_the_deadline_holds_for_programs_that_take_turns():
-    with pytest.raises(ttir.TimeLimit), ttir.execute(ttir.Options(deadline=time.monotonic() + 0.3)):
-        wait_forever_busily[(5,)](flags(0, 0))
-
-
-def test_after_a_hopeless_wait_the_kernel_runs_again():
-    for _ in range(2):
-        with pytest.raises(ttir.Unsupported), executed():
-            never_released[(4,)](flags(0))
-        lock = flags(0)
-        with executed():
-            never_released[(1,)](lock)
-        assert lock.item() == 1
 
 
 def test_thousands_of_programs_may_wait():

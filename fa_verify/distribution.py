@@ -8,6 +8,7 @@ Each number that a shard or a Hypothesis example needs comes from one `random.Ra
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,10 +32,14 @@ MAX_WORK = 6e8
 """Most that a case may cost: batch * heads_q * seqlen_q * seqlen_k * (head_dim + head_dim_v)."""
 
 LARGE = 1024 * 1024  # seqlen_q * seqlen_k of the class "large", at the least
+FIRST = 24  # cases of a seed that are chosen to bring new things together
+CANDIDATES = 6  # among which each of them is chosen
+INT32 = 1 << 31  # elements that 32 bits count; a "huge" layout's last element lies past them
+MOST_APART = 1024  # of its elements' rows: each takes a page of memory
 
 # Class: queries from..to, keys from..to, most batch * heads_q. "large" is cut from an area.
 SHAPES: Table[tuple[str, int, int, int, int, int]] = (
-    (("medium", 33, 300, 33, 300, 6), 24),
+    (("medium", 33, 300, 33, 300, 6), 22.5),
     (("edge", 0, 33, 0, 33, 24), 9),
     (("small", 1, 64, 1, 64, 24), 10),
     (("decode", 1, 16, 64, 4096, 12), 7),
@@ -42,6 +47,9 @@ SHAPES: Table[tuple[str, int, int, int, int, int]] = (
     (("tall", 500, 3000, 1, 150, 4), 6),
     (("wide", 1, 150, 500, 3000, 4), 7),
     (("large", 256, 4096, 256, 4096, 3), 14),
+    # Past 16 bits: keys that short integers cannot count, heads that a grid's axis cannot.
+    (("giant", 1, 4, 32_800, 36_000, 1), 1),
+    (("crowd", 1, 2, 1, 2, 65_600), 0.5),
 )
 EDGE_LENGTHS: Table[int] = (
     *((1, 20), (0, 16), (2, 15), (3, 8), (5, 5), (7, 5)),
@@ -50,14 +58,17 @@ EDGE_LENGTHS: Table[int] = (
 LENGTH_KINDS: Table[str] = (("anything", 40), ("beside a block", 35), ("blocks", 10), ("prime", 15))
 BLOCKS: Table[int] = ((16, 1), (32, 1), (64, 2), (128, 2), (256, 1))
 # Coincidence hides bugs, and so does its absence: masks that are dropped when lengths are even.
-RELATIONS: Table[str] = (("unequal", 80), ("aligned", 12), ("equal", 8))
+RELATIONS: Table[str] = (("unequal", 60), ("congruent", 20), ("aligned", 12), ("equal", 8))
+# "congruent": seqlen_k - seqlen_q is this much more than a multiple of a block.
+NEARNESS: Table[int] = ((0, 1), (1, 1), (-1, 1), (2, 1), (-2, 1))
 
 HEADS: Table[tuple[int, int, int]] = (
-    *(((1, 1, 1), 8), ((1, 2, 2), 8), ((2, 1, 1), 8), ((2, 3, 3), 8), ((3, 2, 2), 6)),
-    *(((1, 3, 3), 5), ((1, 5, 5), 3), ((3, 4, 4), 3), ((1, 2, 1), 10), ((1, 3, 1), 8)),
-    *(((1, 6, 2), 6), ((1, 6, 3), 5), ((2, 4, 1), 4), ((2, 6, 2), 4), ((3, 8, 2), 4)),
-    *(((1, 8, 2), 3), ((1, 4, 2), 2), ((5, 4, 2), 2)),
+    *(((1, 1, 1), 8), ((1, 2, 2), 7), ((2, 1, 1), 7), ((2, 3, 3), 7), ((3, 2, 2), 6)),
+    *(((1, 3, 3), 5), ((1, 5, 5), 3), ((3, 4, 4), 3), ((1, 2, 1), 7), ((1, 3, 1), 6)),
+    *(((1, 6, 2), 8), ((1, 6, 3), 7), ((2, 4, 1), 4), ((2, 6, 2), 6), ((3, 8, 2), 6)),
+    *(((1, 8, 2), 5), ((1, 4, 2), 3), ((5, 4, 2), 3), ((1, 14, 2), 2)),
 )
+CROWD: Table[tuple[int, int, int]] = (((8200, 8, 2), 1), ((65_600, 1, 1), 1))
 HEAD_DIMS: Table[int] = (
     *((80, 24), (96, 16), (64, 12), (128, 8), (32, 6), (16, 5), (256, 2)),
     *((1, 1), (2, 1), (8, 1), (40, 1), (48, 1), (72, 1), (112, 1), (192, 1), (255, 1)),
@@ -83,8 +94,13 @@ MASKS: Table[tuple[bool, bool, bool, Any]] = (
     ((False, True, False, "top-left"), 2),
 )
 SMALL_WINDOWS: Table[int] = ((0, 3), (1, 3), (2, 1), (7, 1), (15, 1), (16, 1), (17, 1), (64, 1))
-SMALL_WINDOW = 0.4
-SOFTCAPS: Table[float] = ((0.0, 90), (50.0, 3), (30.0, 3), (15.0, 2), (5.0, 1), (1.0, 1))
+WINDOWS: Table[str] = (("small", 36), ("hides little", 14), ("anything", 50))
+HIDDEN: Table[int] = (
+    (2, 3),
+    (1, 1),
+    (3, 1),
+)  # a window this much below a length hides a key or two
+SOFTCAPS: Table[float] = ((0.0, 86), (50.0, 3), (30.0, 3), (15.0, 3), (5.0, 2), (1.0, 3))
 SCALES: Table[float | None] = (
     *((None, 82), (0.125, 3), (0.5, 3), (1.0, 2), (-0.1, 3), (-1.0, 1), (0.0, 2)),
     *((0.01, 2), (1e-4, 0.5), (10.0, 1), (1e4, 0.5)),
@@ -93,6 +109,7 @@ SCALES: Table[float | None] = (
 LAYOUTS: Table[str] = (
     *(("bhsd", 28), ("bshd", 18), ("packed", 14), ("padded rows", 10), ("transposed", 8)),
     *(("shared heads", 6), ("offset", 6), ("padded heads", 4), ("spread", 3), ("sbhd", 3)),
+    ("huge", 2),
 )
 DENSE_LAYOUTS: Table[str] = (("bhsd", 55), ("bshd", 45))
 DIFFERENT_LAYOUTS = 0.7  # how often v's kind is drawn again when it is k's
@@ -234,7 +251,9 @@ def draw(
     """The first `count` cases of the sequence that belongs to a seed.
 
     The classes of shape and the q, k families are spread evenly over the sequence, so that a
-    hundred cases already hold every class in its share.
+    hundred cases already hold every class in its share. Each of the first `FIRST` cases is the one
+    of `CANDIDATES` that joins most features not yet seen together, so that a few cases already
+    hold most pairs of a dtype, a mask, layouts, heads, softcap, scale and pass.
 
     Args:
         seed: Which sequence.
@@ -258,7 +277,8 @@ def draw(
     space = Space.of(capabilities, dtype=dtype, backward=backward, max_elements=max_elements)
     start = random.Random(f"start {seed}")  # noqa: S311
     first, second = start.random(), start.random()
-    cases = []
+    cases: list[Case] = []
+    seen: set[tuple[str, str]] = set()
     for index in range(count):
         # The R2 sequence: Martin Roberts, "The unreasonable effectiveness of quasirandom
         # sequences" (2018); steps 1/g and 1/g^2, g^3 = g + 1.
@@ -266,10 +286,49 @@ def draw(
             (first + index * 0.7548776662466927) % 1.0,
             (second + index * 0.5698402909980532) % 1.0,
         )
-        rng = random.Random(f"case {seed} {index}")  # noqa: S311
         form = f"form {forms[index % len(forms)]}" if forms else None
-        cases.append(sample(rng, space, spread=spread, form=form))
+        tries = 1 if forms or index >= FIRST else CANDIDATES
+        drawn = [
+            sample(
+                random.Random(f"case {seed} {index} {candidate}"),  # noqa: S311
+                space,
+                spread=spread,
+                form=form,
+            )
+            for candidate in range(tries)
+        ]
+        case = max(drawn, key=lambda one: len(_pairs(one) - seen)) if tries > 1 else drawn[0]
+        seen |= _pairs(case) if tries > 1 else set()
+        cases.append(case)
     return cases
+
+
+def _pairs(case: Case) -> set[tuple[str, str]]:
+    """What comes together in a case, two by two."""
+    p, mask = case.problem, case.problem.mask
+    lengths = (p.seqlen_q > p.seqlen_k) - (p.seqlen_q < p.seqlen_k)
+    power = p.head_dim & (p.head_dim - 1) == 0
+    features = (
+        f"dtype {p.dtype} {p.dot_precision}",
+        f"mask {mask.causal} {mask.window_left is None} {mask.window_right is None}",
+        f"aligned {mask.hides_anything and mask.alignment}",
+        f"lengths {lengths}",
+        f"heads {p.group > 1} {p.heads_kv > 1} {p.batch > 1}",
+        f"head_dim {power} {p.head_dim > 64} {p.head_dim_v == p.head_dim}",
+        f"q {_kind(p.layout_q)}",
+        f"k {_kind(p.layout_k)}",
+        f"v {_kind(p.layout_v)}",
+        f"do {case.backward and _kind(p.layout_do)}",
+        f"softcap {p.softcap > 0}",
+        f"scale {p.softmax_scale and p.softmax_scale > 0}",
+        f"v values {case.values.v}",
+    )
+    return set(itertools.combinations(features, 2))
+
+
+def _kind(layout: Layout) -> str:
+    huge = max(layout.pad) >= INT32 // MOST_APART
+    return f"{layout.order} {layout.pad != (0, 0, 0, 0)} {huge} {layout.shared_heads}"
 
 
 def sample(
@@ -318,7 +377,7 @@ class _Draw:
         head_dim, head_dim_v = self._head_dims()
         seqlen_q, seqlen_k = self._lengths(shape, head_dim + head_dim_v)
         batch, heads_q, heads_kv = self._heads(
-            seqlen_q * seqlen_k, head_dim + head_dim_v, most=shape[5]
+            seqlen_q * seqlen_k, head_dim + head_dim_v, most=shape[5], crowd=shape[0] == "crowd"
         )
         dtype = _at(space.dtypes, self._form.random())
         backward = self._chance(space.backward)
@@ -416,7 +475,11 @@ class _Draw:
             q = k = min(q, k) // 128 * 128 + (128 if name != "large" or min(q, k) < 1024 else 0)
         elif relation == "equal" and name in ("edge", "small", "medium", "long"):
             k = q
-        elif relation == "unequal" and q == k:
+        elif relation == "congruent" and q > 1 and name not in ("large", "giant", "crowd"):
+            block, rest = self._pick(BLOCKS), self._pick(NEARNESS)
+            near = q + round((k - q) / block) * block + rest
+            k = near if k_least <= near <= k_most else k
+        elif relation == "unequal" and q == k and name != "crowd":
             k += 1 if name != "large" else 2
         return self._shorten(q, k)
 
@@ -426,11 +489,14 @@ class _Draw:
             q, k = (q // 2, k) if q > k else (q, k // 2)
         return q, k
 
-    def _heads(self, area: int, depth: int, *, most: int) -> tuple[int, int, int]:
+    def _heads(self, area: int, depth: int, *, most: int, crowd: bool) -> tuple[int, int, int]:
         elements = self._space.max_elements or MAX_WORK
+        table = self._space.heads
+        if crowd:
+            table = tuple(e for e in CROWD if any(h[1] > h[2] for h, _ in table) or e[0][1] == 1)
         fits = tuple(
             (heads, weight)
-            for heads, weight in self._space.heads
+            for heads, weight in table
             if heads[0] * heads[1] <= most
             and heads[0] * heads[1] * area * depth <= MAX_WORK
             and heads[0] * heads[1] * area <= elements
@@ -439,12 +505,16 @@ class _Draw:
 
     def _mask(self, seqlen_q: int, seqlen_k: int) -> Mask:
         causal, left, right, alignment = _at(self._space.masks, self._form.random())
-        sides = [self._window(max(seqlen_q, seqlen_k)) if side else None for side in (left, right)]
+        sides = [self._window(seqlen_q, seqlen_k) if side else None for side in (left, right)]
         return Mask(causal=causal, window_left=sides[0], window_right=sides[1], alignment=alignment)
 
-    def _window(self, longest: int) -> int:
-        small = self._pick(SMALL_WINDOWS)
-        return small if self._chance(SMALL_WINDOW) else self._length(0, longest)
+    def _window(self, seqlen_q: int, seqlen_k: int) -> int:
+        kind, small, hidden = self._pick(WINDOWS), self._pick(SMALL_WINDOWS), self._pick(HIDDEN)
+        if kind == "small":
+            return small
+        if kind == "hides little":
+            return max(0, (seqlen_q if self._chance(0.5) else seqlen_k) - hidden)
+        return self._length(0, max(seqlen_q, seqlen_k))
 
     def _layouts(self, problem: Problem, *, backward: bool) -> dict[str, Any]:
         c = self._space.capabilities
@@ -466,6 +536,8 @@ class _Draw:
             before = {"k": p.heads_q, "v": p.heads_q + p.heads_kv}.get(name, 0)
             pad = (0, 0, (heads - own) * head_dim, 0)
             return Layout(order="bshd", pad=pad, offset=before * head_dim)
+        if kind == "huge":
+            return self._huge(name, p)
         order = {"bshd": "bshd", "transposed": "bhds", "sbhd": "sbhd"}.get(kind, "bhsd")
         pads = {
             "padded rows": (0, 0, some, 0),
@@ -478,6 +550,22 @@ class _Draw:
             shared_heads=kind == "shared heads",
             offset=some if kind == "offset" else 0,
         )
+
+    def _huge(self, name: str, p: Problem) -> Layout:
+        """A view whose last sequence, head or row lies past 2^31 elements, at a stride below that.
+
+        The axis needs three of them; 4-byte elements would take 8 GB of addresses. None where forms
+        are given: on a card such a tensor takes memory.
+        """
+        extents = getattr(p, {"do": "shape_o"}.get(name, f"shape_{name}"))
+        axes = [axis for axis in range(3) if 3 <= extents[axis] <= MOST_APART]
+        if not axes or p.dtype == "float32" or self._form is not self._rng:
+            return Layout()
+        axis = axes[int(self._form.random() * len(axes))]
+        pad = [0, 0, 0, 0]
+        pad[axis] = -(-INT32 // (extents[axis] - 1))
+        order = ("bhsd", "hbsd", "sbhd")[axis]  # outermost, or all together span far more
+        return Layout(order=order, pad=(pad[0], pad[1], pad[2], pad[3]))
 
 
 def _at(table: Table[T], position: float) -> T:

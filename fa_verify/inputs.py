@@ -7,6 +7,7 @@ one sequence alone.
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SLACK",
+    "SPARSE",
     "Inputs",
     "duplicate",
     "elements",
@@ -40,6 +42,9 @@ __all__ = [
 
 SLACK = 64
 """Poisoned elements after the last one of each tensor."""
+
+SPARSE = 1 << 28
+"""Elements from which on a buffer is sparse: it takes memory only where elements are."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,8 @@ def materialise(case: Case, device: str = "cpu") -> Inputs:
     """The case's tensors on a device. The same case gives the same bits everywhere.
 
     Elements before the first (a storage offset), between rows, heads or sequences (padding) and
-    the `SLACK` elements after the last are NaN. Heads of a ``shared`` layout are all head 0.
+    the `SLACK` elements after the last are NaN; between elements further apart than `SPARSE` they
+    are 0, in memory that is never touched. Heads of a ``shared`` layout are all head 0.
     """
     tensors = {
         # Rounded on the CPU whatever the device, so that the bits do not depend on it.
@@ -111,7 +117,7 @@ def _lay_out(values: Tensor, layout: Layout, dtype: torch.dtype, device: str) ->
     batch, heads, seqlen, head_dim = values.shape
     shape = (batch, heads, seqlen, head_dim)
     size = layout.offset + layout.span(shape) + SLACK
-    buffer = torch.full((size,), torch.nan, dtype=dtype)
+    buffer = _buffer(size, dtype)
     view = buffer.as_strided(shape, layout.strides(shape), layout.offset)
     written = slice(0, 1) if layout.shared_heads else slice(None)
     view[:, written].copy_(values[:, written])
@@ -120,12 +126,31 @@ def _lay_out(values: Tensor, layout: Layout, dtype: torch.dtype, device: str) ->
     return buffer.to(device).as_strided(shape, layout.strides(shape), layout.offset)
 
 
+def _buffer(size: int, dtype: torch.dtype) -> Tensor:
+    if size < SPARSE:
+        return torch.full((size,), torch.nan, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize), dtype=dtype)
+
+
+def _is_sparse(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() >= SPARSE * tensor.element_size()
+
+
 def _storage(tensor: Tensor) -> Tensor:
-    """All bytes that the tensor's storage holds, slack included."""
+    """All bytes that the tensor's storage holds, slack included; of a sparse one, its elements."""
+    if _is_sparse(tensor):
+        return tensor.contiguous().view(-1).view(torch.uint8)
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _clone(tensor: Tensor) -> Tensor:
+    if _is_sparse(tensor):
+        size = tensor.untyped_storage().nbytes() // tensor.element_size()
+        copy = _buffer(size, tensor.dtype)
+        copy = copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        written = slice(0, 1) if tensor.stride(1) == 0 else slice(None)
+        copy[:, written].copy_(tensor[:, written])
+        return copy
     flat = _storage(tensor).clone().view(tensor.dtype)
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
@@ -154,7 +179,10 @@ def modified(inputs: Inputs, before: dict[str, Tensor]) -> tuple[str, ...]:
             continue
         width = tensor.element_size()
         changed = (after != before[name]).view(-1, width).any(dim=1)
-        own = changed.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        strides, offset = (tensor.stride(), tensor.storage_offset())
+        if _is_sparse(tensor):
+            strides, offset = tensor.contiguous().stride(), 0
+        own = changed.as_strided(tensor.shape, strides, offset)
         if own.any():
             first = tuple(torch.nonzero(own)[0].tolist())
             found.append(f"{name}: {int(own.sum())} elements changed, first at {first}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.checks.where import describe
+from fa_verify.inputs import SPARSE
 from fa_verify.verdict import Failure
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def check(trial: Trial) -> Iterator[Failure]:
                 tensor=name,
             )
             continue
+        if used.untyped_storage().nbytes() >= SPARSE * used.element_size():
+            continue  # to look at slack of gigabytes would fill them; the backend watches writes
         slack = torch.as_tensor(~same_bits(_storage(used), _storage(fresh)))
         if bool(slack.any()):
             offset = int(slack.nonzero()[0]) // used.element_size() - used.storage_offset()

@@ -35,8 +35,8 @@ def written_by(
 
 def read_by(tensor: torch.Tensor, wrong: Strides) -> torch.Tensor:
     """Load a tensor's elements by the wrong strides; what lies outside its storage is NaN."""
-    flat = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).to(torch.float64)
+    flat = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     offsets = _offsets(tensor.shape, wrong) + int(tensor.storage_offset())
     inside = (offsets >= 0) & (offsets < flat.numel())
-    values = flat[offsets.clamp(0, flat.numel() - 1)]
+    values = flat[offsets.clamp(0, flat.numel() - 1)].to(torch.float64)
     return torch.where(inside, values, torch.nan)

@@ -11,6 +11,7 @@ from fa_verify.diagnosis import model
 from fa_verify.diagnosis.addressing import read_by, written_by
 from fa_verify.diagnosis.defects import gradients, online, shared, skips
 from fa_verify.diagnosis.model import RIGHT, Knobs
+from fa_verify.inputs import SPARSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,7 +113,7 @@ def _forward_addresses(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]
             o, free, holes = written_by(values["o"], wrong, right)
             return Prediction(values | {"o": o}, {"o": free}, {"o": holes})
 
-        if wrong != right:
+        if wrong != right and max(wrong) < SPARSE:
             yield Hypothesis(f"o is addressed with {name}'s strides", written, addressing=True)
     for mine, theirs in (("q", "k"), ("k", "q"), ("k", "v"), ("v", "k")):
         tensor, strides = getattr(x, mine), getattr(x, theirs).stride()

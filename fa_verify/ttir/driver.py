@@ -49,6 +49,9 @@ def _keep_modules_ours() -> None:
 _keep_modules_ours()
 
 
+_MOST_PROGRAMS = ((1 << 31) - 1, (1 << 16) - 1)  # of axis 0, and of axes 1 and 2
+
+
 class Utilities:
     """What Triton asks of a driver besides launching."""
 
@@ -92,6 +95,13 @@ class Launcher:
         """Launch, synchronously."""
         del stream, packed
         run = session.current()
+        if grid_x > _MOST_PROGRAMS[0] or max(grid_y, grid_z) > _MOST_PROGRAMS[1]:
+            # What a GPU's driver answers; CUDA C++ Programming Guide, "Technical Specifications".
+            msg = (
+                f"Triton Error [CUDA]: invalid argument: grid=({grid_x}, {grid_y}, {grid_z}): axis 0 "
+                f"ends at {_MOST_PROGRAMS[0]} programs, axes 1 and 2 at {_MOST_PROGRAMS[1]}"
+            )
+            raise RuntimeError(msg)
         if enter is not None:
             enter(launch_metadata)
         began, grid = time.perf_counter(), (grid_x, grid_y, grid_z)

@@ -29,6 +29,15 @@ def place(x_ptr):
     tl.store(x_ptr + at, x + 10 * y + 100 * z)
 
 
+@pytest.mark.parametrize("grid", [(1, 1 << 16), (1, 1, 1 << 16), (1 << 31,)])
+def test_an_axis_of_a_grid_has_an_end(grid):
+    out = torch.zeros(16, dtype=torch.int32)
+    with ttir.execute() as run, pytest.raises(RuntimeError, match="invalid argument: grid="):
+        place[grid](out)
+    assert not run.launches
+    assert not out.any()
+
+
 @pytest.mark.parametrize("grid", [(3,), [3], (3, 2), (3, 2, 2), lambda _: (3, 2), (1, 1, 5)])
 def test_a_grid_has_up_to_three_axes(grid):
     x, y, z = (*(grid({}) if callable(grid) else grid), 1, 1)[:3]

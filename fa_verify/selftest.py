@@ -34,6 +34,7 @@ __all__ = ["selftest"]
 
 _RIGHT = ("flash", "atomic", "decode_forward")
 _SHRINK_SECONDS = 4.0
+_TIMEOUT = 300.0  # a slow machine is no defect
 
 
 @dataclasses.dataclass(slots=True)
@@ -135,6 +136,7 @@ def selftest(
         max_failures=1,
         shrinks=1,
         shrink_seconds=_SHRINK_SECONDS,
+        timeout=_TIMEOUT,
         turn=1,  # what one defect's first case finds spares its second
     )
     begin = time.monotonic()

@@ -98,8 +98,8 @@ class Launcher:
         if grid_x > _MOST_PROGRAMS[0] or max(grid_y, grid_z) > _MOST_PROGRAMS[1]:
             # What a GPU's driver answers; CUDA C++ Programming Guide, "Technical Specifications".
             msg = (
-                f"Triton Error [CUDA]: invalid argument: grid=({grid_x}, {grid_y}, {grid_z}): axis 0 "
-                f"ends at {_MOST_PROGRAMS[0]} programs, axes 1 and 2 at {_MOST_PROGRAMS[1]}"
+                f"Triton Error [CUDA]: invalid argument: grid=({grid_x}, {grid_y}, {grid_z}): "
+                f"axis 0 ends at {_MOST_PROGRAMS[0]} programs, axes 1 and 2 at {_MOST_PROGRAMS[1]}"
             )
             raise RuntimeError(msg)
         if enter is not None:

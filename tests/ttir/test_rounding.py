@@ -49,9 +49,11 @@ def test_float64_is_rounded_once():
     near = [middle + step * d for d in (0, 2.0**-30, -(2.0**-30), 2.0**-12, -(2.0**-12))]
     x = np.concatenate([*near, [65519.999999, 65520.0, 1e300, np.inf, np.nan, 1e-300, 0.0]])
     for signed in (x, -x):
-        want = signed.astype(np.float16).astype(np.float32)
-        np.testing.assert_array_equal(narrow_once(signed, "f16"), want)
-        np.testing.assert_array_equal(np.signbit(narrow_once(signed, "f16")), np.signbit(want))
+        with np.errstate(over="ignore"):
+            want = signed.astype(np.float16).astype(np.float32)
+            got = narrow_once(signed, "f16")
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Results rounded in a stated direction, found by rational arithmetic: exact, and slow."""
+"""Float64 results rounded once, or in a stated direction: exact, the latter slow."""
 
 from __future__ import annotations
 
@@ -26,15 +26,59 @@ _EXCESS: dict[str, Callable[..., Fraction]] = {
 
 
 def exact_fma(a: Array, b: Array, c: Array) -> Array:
-    """A b + c in float64, rounded once."""
+    """A b + c in float64, rounded once: error-free transformations (Boldo and Melquiond 2008).
 
-    def one(x: float, y: float, z: float) -> float:
-        if not all(np.isfinite(v) for v in (x, y, z)):
-            return x * y + z
-        exact = Fraction(x) * Fraction(y) + Fraction(z)
-        return float(exact) if exact else x * y + z  # the sign of zero is that of the sum
+    Where those could overflow or lose bits to underflow, rational arithmetic.
+    """
+    a, b, c = np.broadcast_arrays(a, b, c)
+    product, tail = _product(a, b)
+    low, low_error = _sum(c, tail)
+    high, high_error = _sum(product, low)
+    rest, left = _sum(low_error, high_error)
+    bits = rest.view(np.int64)
+    odd = (left != 0) & (bits & 1 == 0)  # round the correction to odd: the last rounding decides
+    rest = np.where(odd, bits + np.where((left > 0) == (rest > 0), 1, -1), bits).view(np.float64)
+    result: Array = high + rest
+    largest = np.maximum(np.maximum(np.abs(a), np.abs(b)), np.maximum(np.abs(product), np.abs(c)))
+    small = (np.abs(product) < 2.0**-900) & (a != 0) & (b != 0)
+    unsafe = ~(largest < 2.0**990) | small | (result == 0)
+    if unsafe.any():
+        result[unsafe] = np.frompyfunc(_rational_fma, 3, 1)(a[unsafe], b[unsafe], c[unsafe])
+    return result
 
-    return np.asarray(np.frompyfunc(one, 3, 1)(a, b, c)).astype(np.float64)
+
+def _sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """Sum and its rounding error (Knuth)."""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
+
+
+def _product(a: Array, b: Array) -> tuple[Array, Array]:
+    """Product and its rounding error (Dekker)."""
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = [(h, x - h) for x in (a, b) for h in [_upper(x)]]
+    error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return product, error
+
+
+def _upper(x: Array) -> Array:
+    """Upper 26 bits of the significand (Veltkamp)."""
+    scaled = x * 134217729.0  # 2^27 + 1
+    upper: Array = scaled - (scaled - x)
+    return upper
+
+
+def _rational_fma(x: float, y: float, z: float) -> float:
+    if not all(np.isfinite(v) for v in (x, y, z)):
+        return x * y + z
+    exact = Fraction(x) * Fraction(y) + Fraction(z)
+    if not exact:
+        return x * y + z  # the sign of zero is that of the sum
+    try:
+        return float(exact)
+    except OverflowError:
+        return float("inf") if exact > 0 else float("-inf")
 
 
 def excess(operation: str, result: Array, *operands: Array) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fa_verify.ttir import approximate
+from fa_verify.ttir.exact import exact_fma
 from fa_verify.ttir.floats import Array, as_torch, fma, round_to
 from fa_verify.ttir.reuse import elementwise
 
@@ -93,7 +94,7 @@ def multiply_add(op: Op, low: Lowering) -> Step:
             a = -a
         elif negate:
             c = -c
-        return a * b + c if scalar == "f64" else fma(a, b, c, scalar)
+        return exact_fma(a, b, c) if scalar == "f64" else fma(a, b, c, scalar)
 
     return low.nary(op, apply)
 

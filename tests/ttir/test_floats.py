@@ -12,6 +12,7 @@ import triton.language as tl
 
 from fa_verify import ttir
 from fa_verify.ttir import floats
+from fa_verify.ttir.exact import exact_fma
 
 # name: (exponent bits, fraction bits, bias, what the top exponent holds)
 FORMATS = {
@@ -201,6 +202,27 @@ def test_a_float32_fma_that_double_rounding_would_spoil():
     twice = (a.astype(np.float64) * b + c).astype(np.float32)
     assert twice[0] == 1 + 2.0**-22
     assert floats.fma(a, b, c)[0] == 1 + 2.0**-23
+
+
+def test_a_float64_fma_rounds_once():
+    rng = np.random.default_rng(12)
+    a, b = rng.standard_normal(4000), rng.standard_normal(4000)
+    c = -a * b  # cancels: what is left is the rounding of the product
+    c[::3] += rng.standard_normal(c[::3].size) * 2.0 ** rng.integers(-60, 60, c[::3].size)
+    a[:40], b[:40], c[:40] = 2.0**-560, 2.0**-500, 2.0**-1060  # subnormal
+    a[40:60], b[40:60], c[40:60] = 2.0**600, 2.0**600, -(2.0**1000)
+    c[60:80] = 2.0**1023
+    a[80:100], b[80:100] = (1 + 2.0**-52) * 2.0**-26, (1 - 2.0**-52) * 2.0**-27
+    c[80:100] = 1 + 2.0**-52  # just below a tie
+    got = exact_fma(a, b, c)
+    for result, x, y, z in zip(got, a, b, c, strict=True):
+        want = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+        assert result == (np.inf if want > 2**1024 else float(want))
+    assert (got != a * b + c).mean() > 0.3
+    ends = exact_fma(*np.array([[0, 1, -0.0], [-0.0, 0, -0.0], [np.inf, 0, 1], [1, 1, -1]]).T)
+    assert np.isnan(ends[2])
+    assert ends[[0, 1, 3]].tolist() == [0, 0, 0]
+    assert np.signbit(ends[[0, 1, 3]]).tolist() == [False, True, False]
 
 
 @triton.jit

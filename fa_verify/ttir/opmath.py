@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 _HALF = (torch.float16, torch.bfloat16)
-# How many of the results have the inputs' dtype on CUDA: not layer norm's mean and rstd
-# (layer_norm_kernel.cu).
+# How many of the results have the inputs' dtype on CUDA: not the saved mean and rstd
+# (layer_norm_kernel.cu, Normalization.cuh).
 _NORMS = {
+    "aten::native_batch_norm": 1,
+    "aten::native_batch_norm_backward": 1,
     "aten::native_layer_norm": 1,
     "aten::native_layer_norm_backward": 3,
     "aten::native_group_norm_backward": 3,

@@ -78,17 +78,24 @@ def _replacements(kernels: dict[str, Any], kept: _Keeper) -> Iterator[tuple[Any,
     from fa_verify.ttir.driver import Driver  # noqa: PLC0415 - needs triton's NVIDIA backend
 
     yield Driver, {"get_active_torch_device": lambda _: GPU}
-    yield torch.cuda, {"_lazy_init": lambda: None, "CUDAGraph": _no_graphs, "graph": _no_graphs}
+    yield torch.cuda, {"_lazy_init": lambda: None, "CUDAGraph": _NoGraph, "graph": _NoGraph}
     run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # noqa: SLF001
     yield torch.autograd, {"_engine_run_backward": kept(run_backward)}
     yield torch.library.Library, _libraries(kernels, kept)
     yield torch, {"Generator": _Generator, "compile": _compile}
 
 
-def _no_graphs(*_: Any, **__: Any) -> Any:
-    """CUDA graphs record launches without running them."""
-    msg = "torch.cuda.CUDAGraph: a graph is replayed by the driver, which does not exist here"
-    raise Unsupported(msg)
+class _NoGraph:
+    """CUDAGraph, graph: they record launches without running them."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Refuse.
+
+        Raises:
+            Unsupported: Always.
+        """
+        msg = "torch.cuda.CUDAGraph: a graph is replayed by the driver, which does not exist here"
+        raise Unsupported(msg)
 
 
 class _Generator(torch.Generator):

@@ -23,10 +23,16 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 
+_MODULE = re.compile(r"^module\b", re.MULTILINE)
+
 
 def tokenise(text: str) -> list[tuple[str, str]]:
     """(kind, text) of each token of the module; the text of a location is what loc(...) holds."""
-    start = text.index("module")
+    module = _MODULE.search(text)  # after locations, whose paths may hold the word
+    if module is None:
+        msg = "TTIR without a module"
+        raise Unsupported(msg)
+    start = module.start()
     end = text.find("\n#loc", start)  # location definitions follow
     end = len(text) if end < 0 else end
     tokens: list[tuple[str, str]] = []

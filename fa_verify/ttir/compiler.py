@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import triton
+from triton import knobs
 from triton.backends.nvidia.compiler import CUDABackend
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Compiler(CUDABackend):  # type: ignore[misc]
         """Options as the NVIDIA backend reads them; FMA contraction does not exist in TTIR."""
         opts = dict(opts)
         if opts.get("enable_fp_fusion") is None:
-            opts["enable_fp_fusion"] = True
+            opts["enable_fp_fusion"] = knobs.language.default_fp_fusion
         return super().parse_options(opts)
 
     def add_stages(self, stages: dict[str, Any], options: Any, language: Any) -> None:

@@ -17,7 +17,10 @@ from fa_verify.backends.cpu import FLOAT_MODELS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import chip_numbers
+import chip_probes
 
+# Probes written since the recording.
+NOT_RECORDED = {"function/exp2 quarters"}
 DIGESTS = json.loads((Path(__file__).parent / "h200_digests.json").read_text())
 
 
@@ -41,15 +44,16 @@ def test_an_h200_gave_the_same_bits(family):
     model = FLOAT_MODELS["hopper-bits"]
     wrong = [
         label
-        for label, run in chip_numbers.probes(family)
-        if "m=128" not in label and probed(label, run, model) != DIGESTS[label]
+        for label, run in chip_probes.probes(family)
+        if "m=128" not in label and label not in NOT_RECORDED
+        and probed(label, run, model) != DIGESTS[label]
     ]  # fmt: skip
     assert wrong == []
 
 
 def test_the_default_does_not_pretend_to():
     default = FLOAT_MODELS["hopper"]
-    probes = dict(chip_numbers.probes("fp16->fp32 wide m=16"))
+    probes = dict(chip_probes.probes("fp16->fp32 wide m=16"))
     same = [label for label, run in probes.items() if probed(label, run, default) == DIGESTS[label]]
     assert len(probes) == 2
     assert same == []

@@ -17,7 +17,7 @@ import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.ptx_bits import WIDTH, Instruction, bits_of, typed
-from fa_verify.ttir.ptx_table import INSTRUCTIONS, SILENT
+from fa_verify.ttir.ptx_table import INSTRUCTIONS, MODIFIERS, SILENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,9 @@ def parse(text: str) -> Text:
         guard, rest = line[1:].split(maxsplit=1) if line.startswith("@") else ("", line)
         opcode, _, operands = rest.partition(" ")
         parts = tuple(opcode.split("."))
-        if parts[0] not in INSTRUCTIONS and parts[0] not in (*SILENT, "mov", "ld", "st"):
+        known = parts[0] in INSTRUCTIONS or parts[0] in ("mov", "ld", "st")
+        known = known and all(part in WIDTH or part in MODIFIERS for part in parts[1:])
+        if not known and parts[0] not in SILENT:
             msg = f"the PTX instruction {opcode}"
             raise Unsupported(msg)
         found = tuple(x.strip() for x in _ARGUMENT.findall(operands))

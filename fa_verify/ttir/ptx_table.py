@@ -270,6 +270,13 @@ def _unary(function: Callable[[Array], Array]) -> Callable[..., tuple[Array, ...
     return _numeric(lambda _, x: function(x))
 
 
+# Suffixes that are no types. A text with any other one would mean something else.
+MODIFIERS = frozenset({
+    "rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi", "ftz", "sat", "satfinite", "relu",
+    "approx", "full", "lo", "hi", "wide", "wrap", "clamp", "l", "r", "NaN", "xorsign", "abs",
+    "global", "relaxed", "volatile", "nc", "cta", "gpu", "sys", "f4e", "b4e", "rc8", "ecl", "ecr",
+    "rc16", *_COMPARE, *(f"{name}u" for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+})  # fmt: skip
 INSTRUCTIONS: dict[str, Callable[..., tuple[Array, ...]]] = {
     "add": _numeric(_add),
     "sub": _numeric(_sub),

@@ -109,7 +109,10 @@ def test_conversions_and_pairs(text, want):
 @pytest.mark.parametrize(
     "text",
     ["bra LOOP;", "mov.u32 $0, %tid.x;", "mov.u32 $0, %laneid;", "shfl.sync.bfly.b32 $0, $1, 1;",
-     "LOOP: add.u32 $0, $1, 1;", "add.rm.f32 $0, $1, $2;", "mov.u32 $0, undeclared;"],
+     "LOOP: add.u32 $0, $1, 1;", "add.rm.f32 $0, $1, $2;", "mov.u32 $0, undeclared;",
+     "cvt.rn.satfinite.e2m1x2.f32 $0, $1, $2;", "ld.shared.b32 $0, [$1];",
+     "ld.global.v2.b32 $0, [$1];",
+     "cvt.rs.f16x2.f32 $0, $1, $2;"],
 )  # fmt: skip
 def test_what_cannot_be_run_says_so(text):
     with pytest.raises(ttir.Unsupported, match="PTX"):

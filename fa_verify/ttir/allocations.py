@@ -23,6 +23,7 @@ _EMPTY = frozenset({
     "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
     "aten::new_empty_strided", "aten::empty_permuted",
 })  # fmt: skip
+_RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default})
 _ODD = 0x5A5A5A5A5A5A5A5B
 # Filling memory makes it resident: beyond this many bytes only the note that nobody wrote is kept.
 _FILLED = 1 << 28
@@ -52,6 +53,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operation and note its effect."""
         del types
         kwargs = kwargs or {}
+        if func in _RESIZES:
+            return self._resize(func, args, kwargs)
         result = func(*args, **kwargs)
         if func not in self._kinds:
             self._kinds[func] = _written_arguments(func)
@@ -65,6 +68,19 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 value = args[position] if position < len(args) else kwargs.get(name)
                 for tensor in _tensors(value):
                     self.memory.set_written(tensor, written=True)
+        return result
+
+    def _resize(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a resize in place: what is new of the storage was written by nobody."""
+        tensor = args[0]
+        before, size = self.memory.find(tensor), tensor.untyped_storage().nbytes()
+        result = func(*args, **kwargs)
+        added = tensor.untyped_storage().nbytes() - size
+        if added > 0 and tensor.device.type == "cpu":
+            self.memory.moved(tensor, before, size)
+            step = tensor.element_size()
+            with torch._C.DisableTorchFunction():  # noqa: SLF001 - devices must not be redirected
+                self._poison(tensor.as_strided((added // step,), (1,), size // step))
         return result
 
     def _poison(self, tensor: torch.Tensor) -> None:

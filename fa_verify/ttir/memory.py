@@ -78,6 +78,16 @@ class Memory:
         storage.refine(tensor.element_size())
         return storage
 
+    def moved(self, tensor: torch.Tensor, before: Storage | None, size: int) -> None:
+        """Record that the storage under `tensor` grew from `size` bytes, keeping what was known."""
+        storage = self.adopt(tensor)
+        if before is None or before.written is None:
+            return
+        storage.refine(before.cell)
+        storage.written = np.ones(storage.nbytes // storage.cell, np.bool_)
+        known = size // storage.cell
+        storage.written[:known] = np.repeat(before.written, before.cell // storage.cell)[:known]
+
     def set_written(self, tensor: torch.Tensor, *, written: bool) -> None:
         """Record that the elements of `tensor` were (or never were) written."""
         if tensor.numel() == 0:

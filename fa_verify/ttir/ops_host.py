@@ -60,10 +60,17 @@ def barrier(op: Op, low: Lowering) -> Step:
     return step
 
 
+def ordered(op: Op, low: Lowering) -> None:
+    """tt.grid_dependency_*: launches run one after the other, so there is nothing to wait for."""
+    del op, low
+
+
 RULES: dict[str, Rule] = {
     "tt.print": print_,
     "tt.assert": assert_,
     "gpu.barrier": barrier,
     "ttg.barrier": barrier,
     "llvm.intr.assume": assume,
+    "tt.grid_dependency_wait": ordered,
+    "tt.grid_dependency_launch_dependents": ordered,
 }

@@ -320,3 +320,32 @@ def test_descriptors_made_in_a_kernel_need_no_scratch_memory():
         triton.set_allocator(refuse)
         with_descriptors[(1,)](torch.ones(16, 16), y, 16)
     assert (y == 2).all()
+
+
+@triton.jit
+def depends_on_the_launch_before(x_ptr):
+    tl.extra.cuda.gdc_wait()
+    tl.store(x_ptr, tl.load(x_ptr) + 1)
+    tl.extra.cuda.gdc_launch_dependents()
+
+
+def test_dependent_and_cooperative_launches_run_in_order():
+    x = torch.zeros(1)
+    with ttir.execute() as run:
+        for _ in range(3):
+            depends_on_the_launch_before[(1,)](x, launch_pdl=True, launch_cooperative_grid=True)
+    assert x.item() == 3
+    assert run.incidents == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"num_warps": 3}, "power of 2"),
+        ({"num_warps": 64}, "out of resource"),
+        ({"num_wraps": 4}, "num_wraps"),
+    ],
+)
+def test_options_that_a_gpu_refuses_are_refused(options, error):
+    with pytest.raises(Exception, match=error), ttir.execute():
+        fill[(3,)](torch.zeros(40), 40, 1.0, **options)

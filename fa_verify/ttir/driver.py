@@ -80,6 +80,7 @@ class Launcher:
         fn = getattr(src, "fn", None)
         self.file = fn.fn.__code__.co_filename if fn is not None else ""
         self.signature = list(src.signature.items())
+        self._text: tuple[bytes, str] = (b"", "")  # decoded, and so hashed, once
         arg_names = getattr(fn, "arg_names", [])
         constants = getattr(src, "constants", {})
         self.constants = {
@@ -95,6 +96,9 @@ class Launcher:
         """Launch, synchronously."""
         del stream, packed
         run = session.current()
+        if self._text[0] is not function:
+            self._text = (function, function.decode())
+        text = self._text[1]
         if grid_x > _MOST_PROGRAMS[0] or max(grid_y, grid_z) > _MOST_PROGRAMS[1]:
             # What a GPU's driver answers; CUDA C++ Programming Guide, "Technical Specifications".
             msg = (
@@ -116,7 +120,7 @@ class Launcher:
             torch.utils._python_dispatch._disable_current_modes(),  # noqa: SLF001
             torch._C.DisableTorchFunction(),  # noqa: SLF001 - devices must not be redirected
         ):
-            program = program_for(function.decode(), self.file, run.options.float_model)
+            program = program_for(text, self.file, run.options.float_model)
             compiled = time.perf_counter()
             if run.options.sanitize:
                 self._check_constants(program, args, run.findings)
@@ -126,7 +130,7 @@ class Launcher:
             if orders is not None:
                 for look in (births.explain, wraps.confirm):
                     look(
-                        program, function.decode(), self.file, names, values, grid, run.options,
+                        program, text, self.file, names, values, grid, run.options,
                         run.memory, run.findings,
                     )  # fmt: skip
                 orders.compare(launch, run.options, grid, run.findings)

@@ -4,9 +4,10 @@ import torch
 
 from fa_verify import loader
 from fa_verify.backends.base import Setup
-from fa_verify.backends.cpu import FLOAT_MODELS, CpuBackend
+from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
 from fa_verify.inputs import materialise
+from fa_verify.ttir import FLOAT_MODELS
 
 CASE = Case.parse("pass=bwd s=20x33 d=80 dtype=float16 mask=causal seed=3")
 

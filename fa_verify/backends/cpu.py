@@ -22,19 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuBackend"]
 
-FLOAT_MODELS = {
-    "hopper": ttir.FloatModel(),
-    "tf32-rna": ttir.FloatModel(name="tf32-rna", tf32="nearest_away"),
-    "exact": ttir.FloatModel(name="exact", accumulation="exact"),
-    "flush": ttir.FloatModel(name="flush", subnormals="flush"),
-    "hopper-bits": ttir.FloatModel(
-        name="hopper-bits",
-        accumulation="tensor_core",
-        functions="stepwise",
-        contraction="fused",
-    ),
-}
-
 
 class CpuBackend:
     """Runs kernels on CPU tensors, all program instances in lockstep.
@@ -102,14 +89,14 @@ class CpuBackend:
         )
 
     def _options(self, kernel: Kernel, setup: Setup) -> ttir.Options:
-        if setup.float_model not in FLOAT_MODELS:
-            msg = f"float={setup.float_model!r}: must be one of {', '.join(FLOAT_MODELS)}"
+        if setup.float_model not in ttir.FLOAT_MODELS:
+            msg = f"float={setup.float_model!r}: must be one of {', '.join(ttir.FLOAT_MODELS)}"
             raise InvalidInputError(msg)
         schedule, _, seed = setup.schedule.partition(":")
         return ttir.Options(
             schedule=schedule,  # type: ignore[arg-type]  # Setup.parse validated it
             schedule_seed=int(seed or 0),
-            float_model=FLOAT_MODELS[setup.float_model],
+            float_model=ttir.FLOAT_MODELS[setup.float_model],
             config=setup.config,
             memory_limit=self._memory_limit,
             origin=str(Path(kernel.target.rpartition(":")[0]).resolve()),

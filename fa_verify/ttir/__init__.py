@@ -6,8 +6,8 @@ Where hardware leaves a choice, this is what happens: a masked-off lane of a loa
 reads 0, as in NVIDIA's code; a read outside an argument yields NaN or a large odd integer, a write
 outside is dropped; programs take their turn in schedule order at atomics and where they store to
 the same element; float sums are trees; a product of float32 tiles is accumulated in float32 by
-BLAS. What TTIR cannot show is not seen: pipelining, barriers inside a program, num_warps,
-num_stages, FMA contraction, layouts.
+BLAS, unless a `FloatModel` asks for more. What TTIR cannot show is not seen: pipelining, barriers
+inside a program, num_warps, num_stages, layouts.
 
     with ttir.execute(ttir.Options(schedule="reverse")) as run:
         kernel[grid](...)
@@ -15,11 +15,12 @@ num_stages, FMA contraction, layouts.
 """
 
 from fa_verify.ttir.errors import TimeLimit, Unsupported
-from fa_verify.ttir.options import FloatModel, Incident, Launch, Options
+from fa_verify.ttir.options import FLOAT_MODELS, FloatModel, Incident, Launch, Options
 from fa_verify.ttir.regions import Footprint
 from fa_verify.ttir.session import Run, activated, available, execute
 
 __all__ = [
+    "FLOAT_MODELS",
     "FloatModel",
     "Footprint",
     "Incident",

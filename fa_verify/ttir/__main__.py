@@ -45,6 +45,10 @@ def main(arguments: list[str]) -> int:
         help="autotune configuration to pin, modulo the number offered (default 0)",
     )  # fmt: skip
     parser.add_argument(
+        "--float", default="hopper", metavar="MODEL",
+        help=f"how the chip's arithmetic is imitated: {', '.join(options.FLOAT_MODELS)}",
+    )  # fmt: skip
+    parser.add_argument(
         "--no-benchmarks", action="store_true",
         help="do not run what is given to triton.testing.do_bench (default: run it once)",
     )  # fmt: skip
@@ -62,7 +66,10 @@ def main(arguments: list[str]) -> int:
         parser.error(f"module={name!r}: cannot be found")
 
     try:
-        chosen = options.parse_options(given.schedule, given.config, not given.no_sanitize)
+        chosen = options.parse_options(
+            schedule=given.schedule, config=given.config, sanitize=not given.no_sanitize,
+            floats=given.float,
+        )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))
     if given.module is None:
@@ -70,7 +77,7 @@ def main(arguments: list[str]) -> int:
     if name != "pytest":
         return script.run_module(name, rest, chosen, benchmarks=not given.no_benchmarks)
     handed = ["-p", "fa_verify.ttir.plugin", f"--ttir-schedule={given.schedule}",
-              f"--ttir-config={given.config}"]  # fmt: skip
+              f"--ttir-config={given.config}", f"--ttir-float={given.float}"]  # fmt: skip
     handed += ["--ttir-no-sanitize"] * given.no_sanitize
     handed += ["--ttir-no-benchmarks"] * given.no_benchmarks
     # A fresh process: pytest rewrites the assertions of plugins, which must not be imported yet.

@@ -49,6 +49,22 @@ class FloatModel:
 
 
 HOPPER = FloatModel()
+FLOAT_MODELS: dict[str, FloatModel] = {
+    model.name: model
+    for model in (
+        HOPPER,
+        FloatModel(name="tf32-rna", tf32="nearest_away"),
+        FloatModel(name="exact", accumulation="exact"),
+        FloatModel(name="flush", subnormals="flush"),
+        FloatModel(
+            name="hopper-bits",
+            accumulation="tensor_core",
+            functions="stepwise",
+            contraction="fused",
+        ),
+    )
+}
+"""The models with a name on command lines and in replay lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +118,7 @@ class Options:
             raise ValueError(msg)
 
 
-def parse_options(schedule: str, config: int, sanitize: bool) -> Options:  # noqa: FBT001 - a flag
+def parse_options(*, schedule: str, config: int, sanitize: bool, floats: str) -> Options:
     """Options from a command line's words; `schedule` may be "shuffled:SEED".
 
     Raises:
@@ -112,7 +128,11 @@ def parse_options(schedule: str, config: int, sanitize: bool) -> Options:  # noq
     if colon and not (order == "shuffled" and seed.isdecimal()):
         msg = f"schedule={schedule!r}: use 'forward', 'reverse', 'shuffled' or 'shuffled:SEED'"
         raise ValueError(msg)
+    if floats not in FLOAT_MODELS:
+        msg = f"float={floats!r}: must be one of {', '.join(FLOAT_MODELS)}"
+        raise ValueError(msg)
     return Options(
+        float_model=FLOAT_MODELS[floats],
         schedule=order,  # type: ignore[arg-type]  # Options validates it
         schedule_seed=int(seed or 0),
         config=config,

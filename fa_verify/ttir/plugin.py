@@ -32,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fa_verify.ttir", "run Triton kernels on the CPU, watched")
     group.addoption("--ttir-schedule", default="forward", help="order of programs")
     group.addoption("--ttir-config", type=int, default=0, help="autotune configuration to pin")
+    group.addoption("--ttir-float", default="hopper", help="how arithmetic is imitated")
     group.addoption("--ttir-no-sanitize", action="store_true", help="look for nothing")
     group.addoption("--ttir-no-benchmarks", action="store_true", help="do_bench runs nothing")
 
@@ -41,7 +42,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Switch the executor on before anything of the user's is imported."""
     given = early_config.known_args_namespace
     try:
-        options = parse_options(given.ttir_schedule, given.ttir_config, not given.ttir_no_sanitize)
+        options = parse_options(
+            schedule=given.ttir_schedule, config=given.ttir_config,
+            sanitize=not given.ttir_no_sanitize, floats=given.ttir_float,
+        )  # fmt: skip
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     early_config.pluginmanager.register(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fa_verify import ttir
-from fa_verify.backends.cpu import FLOAT_MODELS
+from fa_verify.ttir import FLOAT_MODELS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import chip_numbers

@@ -133,6 +133,7 @@ def test_tests_fail_one_by_one_also_in_workers(folder):
         (["-m", "nowhere"], "module='nowhere': cannot be found"),
         (["--schedule", "parallel", "script.py"], "schedule='parallel'"),
         (["--config", "-1", "script.py"], "config=-1"),
+        (["--float", "real", "script.py"], "float='real'"),
     ],
 )
 def test_misuse_is_told(folder, capsys, monkeypatch, arguments, said):
@@ -141,3 +142,36 @@ def test_misuse_is_told(folder, capsys, monkeypatch, arguments, said):
         main(arguments)
     assert end.value.code == 2
     assert said in capsys.readouterr().err
+
+
+ROUNDING = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def cancel(x_ptr, o_ptr):
+    x = tl.load(x_ptr)
+    tl.store(o_ptr, x * x - tl.load(x_ptr + 1))
+
+def left():
+    x = torch.tensor([1 + 2.0**-23, 1 + 2.0**-22], device="cuda")
+    o = torch.empty(1, device="cuda")
+    cancel[(1,)](x, o)
+    return o.item()
+
+def test_left():
+    assert left() == 2.0**-46
+
+if __name__ == "__main__":
+    print(left())
+"""
+
+
+@pytest.mark.parametrize(("model", "left"), [("hopper", 0.0), ("hopper-bits", 2.0**-46)])
+def test_the_float_model_is_chosen_by_name(tmp_path, model, left):
+    (tmp_path / "test_rounding.py").write_text(ROUNDING)
+    done = tool("--float", model, "test_rounding.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{left}\n")
+    tested = tool("--float", model, "-m", "pytest", "-q", "test_rounding.py", cwd=tmp_path)
+    assert tested.returncode == (0 if left else 1)

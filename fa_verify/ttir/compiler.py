@@ -76,13 +76,17 @@ class Compiler(CUDABackend):  # type: ignore[misc]
         del language
 
         def make_ttir(module: Any, metadata: dict[str, Any]) -> str:
-            text = str(self.make_ttir(module, metadata, options, CAPABILITY))
+            return str(self.make_ttir(module, metadata, options, CAPABILITY))
+
+        def make_tile(ttir: Any, metadata: dict[str, Any]) -> bytes:
+            """A module instead of text is what was compiled from a file of TTIR."""
+            text = str(ttir)
             match = _ENTRY.search(text)
             metadata["name"] = match[1].strip('"') if match else ""
             metadata["shared"] = 1  # a byte: nothing is allocated, but launchers divide by it
             metadata["ttir_hash"] = hashlib.sha256(text.encode()).hexdigest()[:16]
-            return text
+            return text.encode()
 
         stages["ttir"] = make_ttir
         # Triton wants the last stage's result as bytes; asm["ttir"] stays text, as everywhere.
-        stages["tile"] = lambda text, _: text.encode()
+        stages["tile"] = make_tile

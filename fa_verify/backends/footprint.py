@@ -37,18 +37,12 @@ def footprints(
     problem: Problem, outputs: Mapping[str, torch.Tensor | None]
 ) -> list[ttir.Footprint]:
     """What a program that writes a head of each of the outputs may read."""
-    shape = (problem.batch, problem.heads_q, problem.heads_kv)
     return [
         ttir.Footprint(
             tensor=tensor,
             name=name,
             labels=_heads(problem.batch, _count(problem, name), tensor.ndim),
-            reads={
-                read: _relation(
-                    *shape, written_by_key=name in _KEY_SIDE, read_by_key=read in _KEY_SIDE
-                )
-                for read in _READ
-            },
+            reads={read: _together(problem, name, read) for read in _READ},
         )
         for name, tensor in outputs.items()
         if _fits(tensor, problem, name)
@@ -71,15 +65,19 @@ def _heads(batch: int, heads: int, rank: int) -> torch.Tensor:
     return torch.arange(batch * heads).reshape(batch, heads, *(1,) * (rank - 2))
 
 
+def _together(problem: Problem, written: str, read: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of the heads of two tensors: by query head, or by key head if one has only those."""
+    by_key = written in _KEY_SIDE or read in _KEY_SIDE
+    shape = (problem.batch, problem.heads_q, problem.heads_kv)
+    first, second = (
+        _numbers(*shape, own=name in _KEY_SIDE or not by_key, key=name in _KEY_SIDE)
+        for name in (written, read)
+    )
+    return first, second
+
+
 @lru_cache(maxsize=64)
-def _relation(
-    batch: int, heads_q: int, heads_kv: int, *, written_by_key: bool, read_by_key: bool
-) -> torch.Tensor:
-    """Bool (heads of one tensor, heads of the other): whether they belong together."""
-    key = torch.arange(batch * heads_kv)
-    of_query = torch.arange(batch * heads_q) // (heads_q // heads_kv)
-    if not (written_by_key or read_by_key):
-        return torch.eye(batch * heads_q, dtype=torch.bool)
-    rows = key if written_by_key else of_query
-    columns = key if read_by_key else of_query
-    return rows[:, None] == columns[None, :]
+def _numbers(batch: int, heads_q: int, heads_kv: int, *, own: bool, key: bool) -> torch.Tensor:
+    """A number for each head, or for each query head that of its key head."""
+    numbers = torch.arange(batch * (heads_kv if key else heads_q))
+    return numbers if own else numbers // (heads_q // heads_kv)

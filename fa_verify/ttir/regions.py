@@ -18,7 +18,7 @@ import numpy as np
 from fa_verify.ttir.views import coordinates, span_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from fa_verify.ttir.machine import Machine
 
 
+_TABLE = 1 << 22  # entries; beyond, sorting costs less than a table
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Footprint:
     """What a program that writes elements of `tensor` may read.
@@ -37,30 +40,29 @@ class Footprint:
         tensor: An output.
         name: For messages.
         labels: Region of each element, integers from 0, broadcast over the tensor's shape.
-        reads: For each labelled tensor it speaks of, by name, bool (regions of this tensor,
-            regions of that one).
+        reads: For each labelled tensor it speaks of, by name, a number for each region of this
+            tensor and one for each region of that one: equal numbers belong together.
     """
 
     tensor: torch.Tensor
     name: str
     labels: torch.Tensor
-    reads: Mapping[str, torch.Tensor]
+    reads: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 class Map:
     """Tells the region of an element of one tensor from its offset in the storage."""
 
-    def __init__(self, tensor: torch.Tensor, labels: torch.Tensor, first: int) -> None:
-        """Number the regions from `first`; 0 is no region."""
-        self.tensor, self.first = tensor, first
-        self.count = int(labels.max()) + 1
+    def __init__(self, tensor: torch.Tensor, name: str, labels: torch.Tensor) -> None:
+        """Number the regions from 1; 0 is no region."""
+        self.tensor, self.name = tensor, name
         self.origin: int = int(tensor.storage_offset())
         self.span: int = span_of(tensor)
         self.storage = tensor.untyped_storage()  # held, so that its address stays its own
         self.key = (self.storage.data_ptr(), tensor.element_size())
         shape = (1,) * (tensor.ndim - labels.ndim) + tuple(labels.shape)
         varies = [dim for dim in range(tensor.ndim) if shape[dim] > 1]
-        self._numbers: Array = labels.reshape([shape[dim] for dim in varies]).numpy() + first
+        self._numbers: Array = labels.reshape([shape[dim] for dim in varies]).numpy() + 1
         steps = sorted(
             ((tensor.stride(d), tensor.shape[d], d) for d in range(tensor.ndim)
              if tensor.shape[d] > 1), reverse=True,
@@ -133,7 +135,7 @@ class _Seen:
             who, where = who.reshape(-1), where.reshape(-1)
             programs += [who, who]
             offsets += [where, where + (length - 1)]
-        return np.concatenate(programs), np.concatenate(offsets) + self.arg.origin
+        return np.concatenate(programs).astype(np.int64), np.concatenate(offsets) + self.arg.origin
 
 
 @dataclass(slots=True, eq=False)
@@ -172,16 +174,14 @@ class Regions:
 
     def __init__(self) -> None:
         """Label nothing."""
-        self._maps: dict[str, list[Map]] = {}
-        self._count = 1
+        self._maps: list[Map] = []
         self._launches: list[Reading] = []
 
     def label(self, tensor: torch.Tensor, name: str, labels: torch.Tensor) -> None:
         """Give the elements of a tensor regions, unless an element lies in several."""
-        found = Map(tensor, labels, self._count)
+        found = Map(tensor, name, labels)
         if found.unique:
-            self._maps.setdefault(name, []).append(found)
-            self._count += found.count
+            self._maps.append(found)
 
     def reading(self, arguments: Sequence[Argument], grid: tuple[int, int, int]) -> Reading | None:
         """Begin a launch; None when nothing is labelled."""
@@ -190,7 +190,7 @@ class Regions:
         for arg in arguments:
             arg.regions = [
                 found
-                for found in self._all()
+                for found in self._maps
                 if found.key == (arg.key, arg.flat.itemsize)
                 and found.origin < arg.origin + arg.size
                 and arg.origin < found.origin + found.span
@@ -198,14 +198,9 @@ class Regions:
         self._launches.append(Reading(grid))
         return self._launches[-1]
 
-    def _all(self) -> Iterator[Map]:
-        return (found for maps in self._maps.values() for found in maps)
-
     def judge(self, footprints: Sequence[Footprint], findings: Findings) -> None:
         """Report every read of a region that belongs to nothing that its program wrote."""
-        outputs = [
-            (footprint, Map(footprint.tensor, footprint.labels, 1)) for footprint in footprints
-        ]
+        outputs = [(x, Map(x.tensor, x.name, x.labels)) for x in footprints]
         for reading in self._launches:
             if reading.loads and reading.stores:
                 self._judge(reading, outputs, findings)
@@ -213,46 +208,42 @@ class Regions:
     def _judge(
         self, reading: Reading, outputs: Sequence[tuple[Footprint, Map]], findings: Findings
     ) -> None:
-        allowed = np.zeros((prod(reading.grid), self._count), np.bool_)
-        judged = np.zeros(allowed.shape, np.bool_)
-        wrote: list[tuple[str, Map, Array]] = []
-        for footprint, output in outputs:
-            written = _written(reading, output)
-            mine = written[:, 1:] > 0
-            if not mine.any():
-                continue
-            wrote.append((footprint.name, output, written))
-            for name, may in footprint.reads.items():
-                for found in self._maps.get(name, ()):
-                    part = slice(found.first, found.first + found.count)
-                    allowed[:, part] |= (mine.astype(np.float32) @ may.numpy()) > 0
-                    judged[:, part] |= mine.any(axis=1, keepdims=True)
-        if not wrote:
-            return
-        forbidden = judged & ~allowed
-        forbidden[:, 0] = False
-        for seen in reading.loads.values():
+        wrote = [(f, output, *_written(reading, output)) for f, output in outputs]
+        wrote = [entry for entry in wrote if entry[1].unique and entry[2].size]
+        count = prod(reading.grid)
+        for seen in reading.loads.values() if wrote else ():
             programs, offsets = seen.flat()
             for found in seen.arg.regions:
-                stray = forbidden[programs, found.find(offsets)]
+                region = found.find(offsets) - 1
+                judged = np.zeros(programs.size, np.bool_)
+                allowed = region < 0
+                for footprint, output, writers, at in wrote:
+                    if found.name in footprint.reads:
+                        own, theirs = (x.numpy() for x in footprint.reads[found.name])
+                        classes = 1 + int(max(own.max(), theirs.max()))
+                        mine = writers * classes + own[output.find(at) - 1]
+                        read = programs * classes + theirs[region]
+                        judged |= _among(programs, writers, count)
+                        allowed |= _among(read, mine, count * classes)
+                stray = judged & ~allowed
                 if stray.any():
-                    self._report(
-                        reading.grid, seen, found, programs[stray], offsets[stray], wrote, findings
-                    )
+                    where = programs[stray], offsets[stray]
+                    self._report(reading.grid, seen, found, where, wrote, findings)
 
+    @staticmethod
     def _report(  # noqa: PLR0917
-        self, grid: tuple[int, int, int], seen: _Seen, found: Map, programs: Array, offsets: Array,
-        wrote: Sequence[tuple[str, Map, Array]], findings: Findings,
+        grid: tuple[int, int, int], seen: _Seen, found: Map, where: tuple[Array, Array],
+        wrote: Sequence[tuple[Footprint, Map, Array, Array]], findings: Findings,
     ) -> None:  # fmt: skip
+        programs, offsets = where
         program = int(programs[0])
         offset = int(offsets[programs == program].min())
         own = next(
-            f"{name}[{output.place(int(written[program].max()) - 1)}]"
-            for name, output, written in wrote
-            if written[program].any()
+            f"{footprint.name}[{output.place(int(at[writers == program].max()))}]"
+            for footprint, output, writers, at in wrote
+            if (writers == program).any()
         )
-        name = next(name for name, maps in self._maps.items() if found in maps)
-        read = f"{name}[{found.place(offset)}]"
+        read = f"{found.name}[{found.place(offset)}]"
         site, (nx, ny, _) = seen.access.site, grid
         findings.add(
             "neighbour-read", site, seen.arg,
@@ -263,14 +254,24 @@ class Regions:
         )  # fmt: skip
 
 
-def _written(reading: Reading, output: Map) -> Array:
-    """Offset + 1 of an element, by program and region, that the program wrote alone."""
-    table = np.zeros((prod(reading.grid), output.count + 1), np.int64)
+def _among(codes: Array, members: Array, size: int) -> Array:
+    """Which of some numbers below `size` are members."""
+    if size > _TABLE:
+        return np.isin(codes, members)
+    table = np.zeros(size, np.bool_)
+    table[members] = True
+    return table[codes]
+
+
+def _written(reading: Reading, output: Map) -> tuple[Array, Array]:
+    """Programs, and offsets in the storage of elements of a tensor that each wrote alone."""
+    programs: list[Array] = [np.zeros(0, np.int64)]
+    offsets: list[Array] = [np.zeros(0, np.int64)]
     for seen in reading.stores.values():
         arg = seen.arg
         if (arg.key, arg.flat.itemsize) == output.key and arg.tracking is not None:
-            programs, offsets = seen.flat()
-            alone = arg.tracking.writer[offsets] == programs + 1
-            table[programs[alone], output.find(offsets[alone])] = offsets[alone] + 1
-    table[:, 0] = 0
-    return table
+            who, at = seen.flat()
+            alone = (arg.tracking.writer[at] == who + 1) & (output.find(at) > 0)
+            programs.append(who[alone])
+            offsets.append(at[alone])
+    return np.concatenate(programs), np.concatenate(offsets)

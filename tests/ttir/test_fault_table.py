@@ -85,7 +85,7 @@ def strides(*tensors):
 
 def footprint(name, tensor, reads):
     heads = torch.arange(HEADS).reshape(-1, 1, 1)
-    mine = torch.eye(HEADS, dtype=torch.bool)
+    mine = (torch.arange(HEADS), torch.arange(HEADS))
     return ttir.Footprint(tensor=tensor, name=name, labels=heads, reads=dict.fromkeys(reads, mine))
 
 

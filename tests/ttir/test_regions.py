@@ -70,8 +70,8 @@ def launch(make, *, q=False, k=False, o=False, per_program=1):
         )  # fmt: skip
         whole = torch.arange(HEADS)
         reads = {
-            "q": torch.eye(HEADS, dtype=torch.bool),
-            "k": whole[:, None] // GROUP == torch.arange(HEADS // GROUP)[None, :],
+            "q": (whole, whole),
+            "k": (whole // GROUP, torch.arange(HEADS // GROUP)),
         }
         run.judge([ttir.Footprint(tensor=out, name="o", labels=labels(HEADS), reads=reads)])
     return run.incidents
@@ -110,6 +110,25 @@ def test_a_tile_that_writes_the_next_head_races_and_its_read_is_told_too(make):
 @pytest.mark.parametrize("per_program", [1, 2, 4])
 def test_right_kernels_of_any_number_of_heads_a_program_are_left_alone(make, per_program):
     assert launch(make, per_program=per_program) == []
+
+
+@triton.jit
+def negate(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, -tl.load(x_ptr + at))
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_as_many_regions_as_programs_cost_no_more_than_their_number(shift):
+    heads = 65_000
+    x, numbers = torch.ones(heads, 4), torch.arange(heads)
+    with ttir.execute() as run:
+        run.label(x, "x", numbers[:, None])
+        y = torch.empty(heads, 4)
+        negate[(heads - shift,)](x[shift:], y, 4)
+        together = {"x": (numbers, numbers)}
+        run.judge([ttir.Footprint(tensor=y, name="y", labels=numbers[:, None], reads=together)])
+    assert [i.count for i in run.incidents] == ([heads - 1] if shift else [])
 
 
 def test_elements_of_several_regions_and_unlabelled_copies_are_not_judged():

@@ -150,7 +150,8 @@ def _multiplier(op: Op, low: Lowering) -> Product:
         return _product
     precision = op.attrs.get("inputPrecision", "ieee") if operand == "f32" else ""
     cut = truncate_tf32 if low.floats.tf32 == "truncate" else round_tf32
-    if low.floats.accumulation == "tensor_core":
+    chip = low.floats.accumulation == "tensor_core"
+    if chip or (low.floats.accumulation == "float32" and _takes_fp8(op)):
         product = _tensor_core(op, precision)
     else:
         product = _exact if low.floats.accumulation == "exact" else _product
@@ -166,11 +167,27 @@ def _multiplier(op: Op, low: Lowering) -> Product:
     raise Unsupported(msg)
 
 
+def _imprecise(op: Op) -> int:
+    """How many fp8 products may be added up before the sum goes to a float32 register."""
+    return int(op.attrs.get("maxNumImpreciseAcc", "0").split()[0])
+
+
+def _takes_fp8(op: Op) -> bool:
+    """Whether wgmma takes the operands as fp8; mma.sync gets them converted to fp16.
+
+    num_warps is taken to be a multiple of 4 (Utility.cpp, supportMMA).
+    """
+    left, columns = op.operands[0].type, op.operands[1].type.shape[-1]
+    *batch, rows, depth = left.shape
+    fits = not batch and rows % 64 == 0 and columns % 8 == 0 and depth >= 32
+    half = op.results[0].type.scalar == "f16"
+    return left.scalar in FP8 and fits and (half or _imprecise(op) >= 32)
+
+
 def _tensor_core(op: Op, precision: str) -> Product:
     """The instruction that Triton picks for sm_90 (AccelerateMatmul, supportMMA)."""
     left, right = op.operands[0].type, op.operands[1].type
-    *batch, rows, depth = left.shape
-    columns = right.shape[-1]
+    depth = left.shape[-1]
     half = op.results[0].type.scalar == "f16"
     pair = (left.scalar, right.scalar)
     if precision == "ieee":
@@ -179,15 +196,11 @@ def _tensor_core(op: Op, precision: str) -> Product:
     segment, order = 0, None
     if precision.startswith("bf16"):
         pair = ("bf16", "bf16")
+    elif _takes_fp8(op):
+        unit, keep = tensor_core.FP8, _imprecise(op)
+        segment = -(-keep // unit.width) * unit.width if keep <= depth and not half else 0
     elif left.scalar in FP8:
-        # wgmma takes fp8; mma.sync gets it converted to fp16. num_warps is taken to be 4 or 8.
-        wide = not batch and rows % 64 == 0 and columns % 8 == 0 and depth >= 32
-        keep = int(op.attrs.get("maxNumImpreciseAcc", "0").split()[0])
-        if wide and (half or keep >= 32):
-            unit = tensor_core.FP8
-            segment = -(-keep // unit.width) * unit.width if keep <= depth and not half else 0
-        else:
-            pair, order = ("f16", "f16"), _promoted_order(depth)
+        pair, order = ("f16", "f16"), _promoted_order(depth)
     smallest = (tensor_core.SMALLEST[pair[0]], tensor_core.SMALLEST[pair[1]])
 
     def chain(a: Array, b: Array, c: Array) -> Array:

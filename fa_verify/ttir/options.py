@@ -19,16 +19,17 @@ class FloatModel:
             Hopper's tensor cores do when fed unconverted float32 (measured with one-hot probes on
             an H200, wgmma and mma.sync alike). "nearest_away": PTX's cvt.rna.tf32.f32.
         accumulation: How a dot adds up. "float32": in float32, in BLAS's order, then the
-            accumulator. "exact": in float64, rounded once. "tensor_core": as Hopper's tensor cores
-            do, in groups along k, each sum truncated; float32 "ieee" dots as a chain of fused
-            multiply-adds. That takes tens of times longer.
+            accumulator; but fp8 operands of wgmma, whose sums keep 13 bits, as below. "exact": in
+            float64, rounded once. "tensor_core": as Hopper's tensor cores do, in groups along k,
+            each sum truncated; float32 "ieee" dots as a chain of fused multiply-adds. That takes
+            tens of times longer.
         subnormals: "keep": IEEE arithmetic, as in the code Triton generates. "flush": float32
             sums, products and quotients read and write subnormal numbers as zero (PTX's .ftz).
         functions: "correct": float32 exponentials, roots, logarithms and quotients to within a few
             ulp of the exact value. "approximate": exp by way of exp2 of a rounded product, and
             subnormal numbers flushed where Triton's code for sm_90 flushes them. "stepwise": every
-            step of that code, libdevice's polynomials too; logarithms take 200 times longer.
-        contraction: "none": every operation rounds. "fused": a float32 product that is added or
+            step of that code, libdevice's polynomials too, 40 to 150 times slower.
+        contraction: "none": every operation rounds. "fused": a product that is added or
             subtracted at once is not rounded, as Triton's default lets LLVM do.
     """
 

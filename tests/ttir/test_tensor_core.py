@@ -1,5 +1,7 @@
 """The tensor-core model against one written with fractions, element by element."""
 
+# ruff: noqa: N803 - Triton's constexprs are upper-case
+
 from fractions import Fraction
 from math import floor, trunc
 
@@ -134,12 +136,16 @@ def test_infinities_and_nan_pass_through():
 
 
 @triton.jit
-def dot(a, b, c, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, P: tl.constexpr):  # noqa: N803
+def dot(
+    a, b, c, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, P: tl.constexpr,
+    LIMIT: tl.constexpr = None,
+):  # fmt: skip
     i, j, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     left = tl.load(a + i[:, None] * K + k[None, :])
     right = tl.load(b + k[:, None] * N + j[None, :])
     at = i[:, None] * N + j[None, :]
-    tl.store(out + at, tl.dot(left, right, tl.load(c + at), input_precision=P))
+    tl.store(out + at, tl.dot(left, right, tl.load(c + at), input_precision=P,
+                             max_num_imprecise_acc=LIMIT))  # fmt: skip
 
 
 def launch(a, b, c, precision=None, **model):
@@ -192,6 +198,21 @@ def test_fp8_accumulates_in_thirteen_bits_from_64_rows_on():
             b = torch.full((32, 16), 2.0**-8)
             b[0] = 1
             assert (launch(a, b.to(dtype), c, accumulation="tensor_core") == want).all()
+            assert (launch(a, b.to(dtype), c) == want).all()
+            exact = launch(a, b.to(dtype), c, accumulation="exact")
+            assert (exact == 1 + 31 * 2.0**-14).all()
+
+
+def test_fp8_sums_go_to_float32_as_often_as_asked():
+    a, b, c = probe(2.0**-6, torch.float8_e5m2, 64, 128)
+    b = torch.full((128, 16), 2.0**-8)
+    b[0] = 1
+    sums = {0: 1 + 127 * 2.0**-14, 32: 1 + 96 * 2.0**-14, 64: 1 + 64 * 2.0**-14, 128: 1.0}
+    for limit, want in sums.items():
+        out = torch.empty_like(c)
+        with ttir.execute():
+            dot[(1,)](a, b.to(a.dtype), c, out, 64, 16, 128, None, limit)
+        assert (out == want).all(), limit
 
 
 def test_ieee_dots_are_chains_of_fused_multiply_adds():

@@ -197,8 +197,8 @@ def overwrite(x_ptr):
     tl.store(x_ptr, tl.program_id(0).to(tl.float32))
 
 
-def test_reverse_ends_with_the_first_program():
-    for schedule, last in (("forward", 49), ("reverse", 0)):
+def test_the_last_program_of_a_schedule_has_the_last_word():
+    for schedule, last in (("forward", 49), ("reverse", 0), ("serial", 49)):
         with ttir.execute(ttir.Options(schedule=schedule)):
             x = torch.zeros(1)
             overwrite[(50,)](x)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["selftest"]
 
 _RIGHT = ("flash", "atomic", "decode_forward")
-_SHRINK_SECONDS = 4.0
+_SHRINK_SECONDS = 2.0
 _TIMEOUT = 300.0  # a slow machine is no defect
 
 

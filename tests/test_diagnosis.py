@@ -28,6 +28,9 @@ WINDOW = "pass=bwd h=2 s=60x50 d=32 dtype=float16 mask=l9.r4 seed=6"
 GQA = "pass=bwd b=2 h=6/2 s=20x30 d=32 dtype=float16 seed=7"
 CAP = "pass=bwd h=2 s=20x30 d=32 dtype=float16 cap=2.0 logits=4.0 seed=8"
 LOW = "pass=fwd h=2 s=20x30 d=32 dtype=float16 qk.values=row-shift seed=9"
+BFLOAT16 = "pass=fwd h=1 s=16x200 d=80 dtype=bfloat16 logits=4.0 seed=3"
+TALL = "pass=fwd h=1 s=40x20 d=32 dtype=float16 mask=causal seed=9"
+ONES = "pass=fwd h=1 s=16x64 d=32 dtype=float16 v.values=ones seed=9"
 LONG = "pass=fwd h=1 s=16x1500 d=32 dtype=float16 v.values=offset seed=9"
 
 
@@ -56,16 +59,25 @@ class Plain:
             seen = seen & (j - i - shift <= right + self.has("one more right"))
         if mask.window_left is not None:
             seen = seen & (j - i - shift >= -mask.window_left + self.has("one less left"))
+        if self.has("first block late"):
+            first = (i // BLOCK * BLOCK + shift - mask.window_left).clamp(min=0)
+            seen = seen & (j >= -(-first // BLOCK) * BLOCK)
+        if self.has("causal unasked"):
+            seen = seen & (j - i - shift <= 0)
         return seen
 
     def logits(self, problem, q, k):
         d = 64 if self.has("64 columns") else problem.head_dim
-        scale = {"no scale": 1.0, "scale twice": problem.scale**2}.get(self.defect, problem.scale)
+        scale = {"no scale": 1.0, "scale twice": problem.scale**2, "scale 0.3": 0.3}.get(
+            self.defect, problem.scale
+        )
+        if self.has("q prescaled"):
+            q, scale = (q.float() * scale).to(q.dtype), 1.0
         s = q.float()[..., :d] @ k[..., :d].mT * scale
         t = torch.tanh(s / problem.softcap) if problem.softcap else s
         if not problem.softcap or self.has("no softcap"):
             return s, torch.ones_like(s)
-        return problem.softcap * t, 1 - t * t
+        return problem.softcap * t, 1 - (t.abs() if self.has("slope of |tanh|") else t * t)
 
     def forward(self, problem, q, k, v):
         k, v = self.heads(problem, k), self.heads(problem, v)
@@ -100,7 +112,11 @@ class Plain:
             lse = m + torch.log2(divisor)
         if self.has("lse in base 2"):
             lse = lse / math.log(2)
-        o = (acc / divisor[..., None]).to(q.dtype)
+        if self.has("ln 2 of four digits"):
+            lse = lse * (0.6931 / math.log(2))
+        if self.has("o of empty rows"):
+            acc = torch.where(empty[..., None], 1.0, acc)
+        o = (acc / divisor[..., None] * (1.001 if self.has("o by 1.001") else 1)).to(q.dtype)
         return Outputs(o, lse)
 
     def backward(self, problem, q, k, v, outputs, do):
@@ -123,6 +139,12 @@ class Plain:
         dk, dv = (x.reshape(grouped) for x in (dk, dv))
         if self.has("last head of the group"):
             dk, dv = dk[:, :, -1:], dv[:, :, -1:]
+        if self.has("dq negated"):
+            dq = -dq
+        if self.has("dk tail unscaled"):
+            dk[..., 64:] /= problem.scale
+        if self.has("dk and dv swapped"):
+            dk, dv = dv, dk
         return Grads(*(x.to(q.dtype) for x in (dq, dk.sum(2), dv.sum(2))))
 
 
@@ -159,6 +181,12 @@ DEFECTS = (
     (WINDOW, "one less left", "the window is off by one on the left: one key too few"),
     (CAP, "no softcap", "the softcap is missing"),
     (GQA, "modulo heads", "query head h reads key head h % heads_kv"),
+    (FULL, "scale 0.3", "softmax_scale is 0.3 instead of 0.1118"),
+    (FULL, "ln 2 of four digits", "lse is 0.99993 times what it should be"),
+    (ONES, "o by 1.001", "o is 1.001 times what it should be"),
+    (FULL, "causal unasked", "keys are hidden as if the mask were causal"),
+    (TALL, "o of empty rows", "rows that see no key are not treated apart"),
+    (BFLOAT16, "q prescaled", "q is multiplied by softmax_scale and rounded to bfloat16"),
 )
 BACKWARD_DEFECTS = (
     (FULL, "dq unscaled", "dq lacks the factor softmax_scale"),
@@ -167,6 +195,10 @@ BACKWARD_DEFECTS = (
     (CAUSAL, "mask ignored in backward", "in the backward pass, the causal mask is ignored"),
     (GQA, "last head of the group", "dk and dv hold only the group's last query head"),
     (CAP, "no slope", "the softcap's derivative 1 - tanh^2 is missing"),
+    (CAP, "slope of |tanh|", "the softcap's derivative is wrong"),
+    (FULL, "dq negated", "dq is negated: its sign is wrong"),
+    (FULL, "dk tail unscaled", "dk is lacking the factor softmax_scale in columns 64..79 alone"),
+    (FULL, "dk and dv swapped", "dk and dv are returned in each other's place"),
 )
 
 
@@ -202,8 +234,8 @@ def test_an_unknown_fault_is_placed_not_guessed():
 
     (failure, *_) = explained(FULL.replace("bwd", "fwd"), kernel=Odd())
     assert failure.diagnosis == (
-        "no known defect explains it; only columns 64..79 of 80 are wrong: the tail past a tile of "
-        "64 is lost (BLOCK_D=64); only the last, partial block of rows (32..39 of 40) is wrong; "
+        "no known defect explains it; only columns 64..79 of 80 are wrong, the tail past a tile of "
+        "64 (BLOCK_D=64); only the last, partial block of rows (32..39 of 40) is wrong; "
         "only heads 1 of 2"
     )
 

@@ -46,11 +46,10 @@ def diagnose(trial: Trial, failures: Sequence[Failure]) -> list[Failure]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Causes:
-    """What the values say of each pass, and what would excuse them."""
+    """What the values say of each pass."""
 
     forward: explain.Explanation | None = None
     backward: explain.Explanation | None = None
-    looser: str = ""
 
     @property
     def address(self) -> str:
@@ -68,8 +67,7 @@ def _causes(trial: Trial, evidence: Evidence) -> _Causes:
         forward = explain.forward(trial, evidence)
     if evidence.wrong(*_GRADIENTS):
         backward = explain.backward(trial, evidence, like=forward)
-    excuse = "" if trial.execution.incidents or holes else looser(trial)
-    return _Causes(forward=forward, backward=backward, looser=excuse)
+    return _Causes(forward=forward, backward=backward)
 
 
 def _sentence(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) -> str:
@@ -105,8 +103,11 @@ def _value(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) 
         text = f"follows from the forward pass: {causes.forward.text}"
     else:
         text = _unexplained(trial, name, evidence)
-    if causes.looser and (found is None or found.hypothesis.rounding):
-        text = f"{text}; {causes.looser}" if text else causes.looser
+    if trial.execution.incidents or trial.execution.unwritten:
+        return text
+    if found is None or found.hypothesis.rounding:
+        excuse = looser(trial, "" if found is None else found.hypothesis.sentence)
+        text = f"{text}; {excuse}" if excuse else text
     return text
 
 
@@ -117,6 +118,11 @@ def _unexplained(trial: Trial, name: str, evidence: Evidence) -> str:
             f"follows from the {first.kind} through {first.argument} at {first.file}:{first.line}: "
             + incidents.explain(first, trial.execution.incidents, trial.case.problem)
         )
+    if not trial.execution.unwritten:
+        sound = not evidence.wrong(*_FORWARD)
+        cause = patterns.empty(name, evidence.seen[name], evidence.problem, sound=sound)
+        if cause:
+            return cause
     known = patterns.pattern(name, evidence.seen[name].wrong, evidence.problem)
     return f"no known defect explains it; {known}" if known else "no known defect explains it"
 

@@ -9,6 +9,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from fa_verify.diagnosis.loops import blocks, forward_loops
+from fa_verify.diagnosis.loops import row_loops as rows_of
 from fa_verify.diagnosis.model import Knobs
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from fa_verify.problem import Problem
     from fa_verify.trial import Trial
 
-__all__ = ["gradients", "online", "shared", "skips"]
+__all__ = ["gradients", "loops", "online", "row_loops", "shared", "skips"]
 
 _TILES = (16, 32, 64, 128)
 _LN2 = math.log(2.0)
@@ -59,11 +61,15 @@ def shared(problem: Problem) -> Iterator[tuple[str, Knobs]]:
     if problem.softcap:
         yield "the softcap is missing", Knobs(softcap=False)
     yield from _masks(problem)
+    right = "query head h must read key head h // (heads_q // heads_kv)"
+    if problem.heads_kv > 1:
+        yield f"every query head reads key head 0; {right}", Knobs(kv_head="zero")
+        if problem.group > 1:
+            text = f"GQA: query head h reads key head h // heads_kv; {right}"
+            yield text, Knobs(kv_head="floor")
     if problem.group > 1:
-        right = "query head h must read key head h // (heads_q // heads_kv)"
         yield f"GQA: query head h reads key head h % heads_kv; {right}", Knobs(kv_head="modulo")
         yield f"GQA: query head h reads key head h; {right}", Knobs(kv_head="same")
-        yield f"GQA: every query head reads key head 0; {right}", Knobs(kv_head="zero")
     yield from _columns(problem)
 
 
@@ -103,6 +109,9 @@ def _masks(problem: Problem) -> Iterator[tuple[str, Knobs]]:
         whole = problem.seqlen_k + problem.seqlen_q
         name = "causal mask" if mask.causal else "window's right end"
         yield f"the {name} is ignored", Knobs(right=whole)
+    else:
+        yield "keys are hidden as if the mask were causal, which was not asked", Knobs(right_end=0)
+        yield "the band ends one key before the diagonal, which was not asked", Knobs(right_end=-1)
     if mask.hides_anything:
         yield "the mask is ignored", Knobs(masked=False)
 
@@ -134,6 +143,24 @@ def skips(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
             yield f"the first block of keys is skipped (blocks of {block})", Knobs(keys_begin=block)
 
 
+def loops(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
+    """Loops over blocks of keys that begin or end wrongly."""
+    sizes = blocks(trial.execution.config) or [(64, 64), (128, 64), (128, 128)]
+    for sentence, loop in forward_loops(problem):
+        for block_m, block_n in sizes:
+            text = f"{sentence} (blocks of {block_m} rows and {block_n} keys)"
+            yield text, Knobs(loop=loop, block_m=block_m, block_n=block_n)
+
+
+def row_loops(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
+    """The same of the loops over rows in dk and dv."""
+    sizes = blocks(trial.execution.config) or [(64, 64), (64, 128), (128, 128)]
+    for sentence, loop in rows_of(problem):
+        for block_m, block_n in sizes:
+            text = f"{sentence} (blocks of {block_m} rows and {block_n} keys)"
+            yield text, Knobs(loop=loop, block_m=block_m, block_n=block_n)
+
+
 def online(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
     """Causes in the online softmax, which depend on the block size."""
     yield "lse is in base 2, not natural", Knobs(lse_m=1 / _LN2, lse_l=1 / _LN2)
@@ -143,6 +170,9 @@ def online(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
     yield "lse is log(l): the row maximum is missing", Knobs(lse_m=0.0)
     yield "exp2 is given natural logits: the factor log2(e) is missing", Knobs(exponent=_LN2)
     yield "exp is given base-2 logits: the factor log2(e) is one too many", Knobs(exponent=1 / _LN2)
+    for digits in (1.44, 1.442, 1.443, 1.4427, 1.44269):
+        text = f"log2(e) has too few digits in the exponent of P: {digits}"
+        yield text, Knobs(exponent=digits * _LN2)
     yield "o is not divided by l", Knobs(normalise=False)
     yield "the running maximum m starts at 0 instead of -inf", Knobs(start=0.0)
     yield (
@@ -171,6 +201,10 @@ def online(trial: Trial, problem: Problem) -> Iterator[tuple[str, Knobs]]:
                 f"the rescale factor is omitted from both l and acc {at}",
                 Knobs(rescale_l=False, rescale_acc=False, block_n=block),
             )
+    if problem.dtype != "float32":
+        form = problem.dtype
+        yield f"q is multiplied by softmax_scale and rounded to {form}", Knobs(prescaled=True)
+        yield f"S = q k^T is rounded to {form}", Knobs(scores_dtype=form)
     for form in ("float16", "bfloat16"):
         for block in sizes:
             at = f"{form} (blocks of {block})"
@@ -201,6 +235,19 @@ def gradients(problem: Problem) -> Iterator[tuple[str, Knobs]]:
     yield "delta = sum(do * o) is omitted from dS = P (dP - delta)", Knobs(delta=False)
     if problem.softcap:
         yield "the softcap's derivative 1 - tanh^2 is missing from dS", Knobs(softcap_slope=False)
+        yield (
+            "the softcap's derivative is wrong: 1 - |tanh|, not 1 - tanh^2",
+            Knobs(linear_slope=True),
+        )
+    if problem.head_dim < problem.head_dim_v:
+        of = f"head_dim={problem.head_dim} of head_dim_v={problem.head_dim_v}"
+        text = f"only the first {of} columns of v and do enter dP"
+        yield text, Knobs(dp_columns=problem.head_dim)
+    if problem.dtype != "float32":
+        form = problem.dtype
+        yield f"dP is rounded to {form}", Knobs(dp_dtype=form)
+        text = f"the products of delta = sum(do * o) are rounded to {form}"
+        yield text, Knobs(delta_dtype=form)
     if problem.group > 1:
         yield "GQA: dk and dv hold only the group's last query head", Knobs(group_heads="last")
         yield "GQA: dk and dv hold only the group's first query head", Knobs(group_heads="first")

@@ -28,7 +28,8 @@ class Observation:
         reference: float64; conditional on the observed o and lse for gradients, as the check was.
         det: Its bound; inf where it says nothing.
         written: False where nobody wrote.
-        wrong: Outside the bound, NaN or inf where a number is due, or a wrong fully masked row.
+        wrong: Outside the bound (the probabilistic one where nothing else is), NaN or inf where a
+            number is due, or a wrong fully masked row.
     """
 
     got: torch.Tensor
@@ -98,6 +99,8 @@ def gather(trial: Trial) -> Evidence:
 
 def _observation(trial: Trial, part: Comparison) -> Observation:
     wrong = (part.ratio > 1) | part.broken
+    if trial.independent and not bool(wrong.any()):  # the probabilistic bound alone saw it
+        wrong = part.ratio_prob > 1
     if part.name in ("o", "lse", "dq"):
         empty = torch.zeros_like(wrong)
         empty[:, :, empty_rows(trial.case.problem, wrong.device)] = True

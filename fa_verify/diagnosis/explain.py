@@ -75,7 +75,10 @@ def backward(
 
 def _best(hypotheses: Iterable[Hypothesis], evidence: Evidence) -> Explanation | None:
     best: Explanation | None = None
+    broken = any(bool((o.wrong & ~torch.isfinite(o.got)).any()) for o in evidence.seen.values())
     for hypothesis in hypotheses:
+        if broken and hypothesis.rounding:
+            continue  # no format makes NaN of numbers, and NaN agrees with any NaN
         prediction = hypothesis.predict()
         found = fit(evidence.seen, prediction.values, prediction.free, evidence.problem.dtype)
         if _holes_agree(prediction, evidence):  # no value is wrong there, and none is by chance so
@@ -85,9 +88,17 @@ def _best(hypotheses: Iterable[Hypothesis], evidence: Evidence) -> Explanation |
             and found.gain >= _LEAST_GAIN
             and found.merit >= _LEAST_MERIT
         )
-        if accepted and (best is None or found.merit > _CLEARLY_BETTER * best.fit.merit):
+        if accepted and (best is None or _better(found, best.fit)):
             best = Explanation(hypothesis, found)
     return best
+
+
+def _better(found: Fit, best: Fit) -> bool:
+    """Clearly nearer, or as near and with far fewer elements left unexplained."""
+    if found.merit > _CLEARLY_BETTER * best.merit:
+        return True
+    left, was = 1 - found.explained, 1 - best.explained
+    return found.merit * _CLEARLY_BETTER >= best.merit and left < was / 4
 
 
 def _holes_agree(prediction: Prediction, evidence: Evidence) -> bool:

@@ -43,7 +43,8 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
             "use tl.atomic_add, or let one program own each element"
             if _accumulates(incident)
             else f"two programs touch the same elements of {name} and at least one writes without "
-            "an atomic: the result depends on their order"
+            "an atomic, so that the result depends on their order: a mask is missing, or a stride, "
+            "an offset or the size of a block is wrong"
         )
     if incident.kind == "uninitialised-read":
         return f"{name} is read where nobody has written: it was allocated with torch.empty"
@@ -73,12 +74,25 @@ def _outside(incident: Incident, problem: Problem) -> str:
         )
     for axis in reversed(range(len(shape))):
         if not 0 <= where[axis] < shape[axis]:
+            if axis == _outermost(name, problem):
+                return (
+                    f"no boundary handling: the {instruction} of {name} {verb} past the tensor's "
+                    "last element: its mask does not stop at the length, or a stride is wrong"
+                )
             bound = ("batch", "heads", "seqlen_k" if key_like else "seqlen_q", "head_dim")[axis]
             return (
                 f"no boundary handling: the {instruction} of {name} {verb} {axes[axis]} "
                 f"{where[axis]} of {shape[axis]}; its mask does not stop at {bound}"
             )
     return f"the {instruction} of {name} {verb} where no element lies: a stride or offset is wrong"
+
+
+def _outermost(name: str, problem: Problem) -> int:
+    """The axis with the largest stride: past its end lies all that runs over, whatever ran over."""
+    layout = getattr(problem, f"layout_{_plain(name)}", None)
+    order = "bhsd" if layout is None else layout.order
+    sizes = dict(zip("bhsd", _shape(name, problem) or (), strict=False))
+    return next(("bhsd".index(axis) for axis in order if sizes.get(axis, 1) > 1), 0)
 
 
 def _plain(name: str) -> str:

@@ -23,34 +23,37 @@ _MAX_LOGITS = 1 << 20  # each try is one more bound
 _POLYNOMIAL_EXP2 = 1472.0  # a degree-3 polynomial in float32, in units of 2^-24
 
 
-def looser(trial: Trial) -> str:
-    """The first declaration under which everything outside its bound lies inside, or ""."""
+def looser(trial: Trial, cause: str = "") -> str:
+    """The first declaration under which everything outside its bound lies inside, or "".
+
+    Args:
+        trial: The trial.
+        cause: What explains the failure; only declarations that allow that cause are tried.
+    """
     p = trial.case.problem
     parts = {n: part for n, part in comparisons(trial).items() if bool((part.ratio > 1).any())}
     broken = any(bool(part.broken.any()) for part in comparisons(trial).values())
     if not parts or broken or p.batch * p.heads_q * p.seqlen_q * p.seqlen_k > _MAX_LOGITS:
         return ""
-    for text, arithmetic in _variants(trial.kernel.arithmetic, p.dtype):
+    for text, arithmetic in _variants(trial.kernel.arithmetic, p.dtype, cause):
         if all(_inside(part, bounded) for part, bounded in _bounds(trial, parts, arithmetic)):
             return f"it would pass if {text} were declared"
     return ""
 
 
-def _variants(declared: Arithmetic, dtype: str) -> Iterator[tuple[str, Arithmetic]]:
-    if dtype != "bfloat16":
-        yield "P in bfloat16", dataclasses.replace(declared, p_dtype="bfloat16")
-        yield "dS in bfloat16", dataclasses.replace(declared, ds_dtype="bfloat16")
-        both = dataclasses.replace(declared, p_dtype="bfloat16", ds_dtype="bfloat16")
-        yield "P and dS in bfloat16", both
-    if dtype == "float32":
-        yield "P in float16", dataclasses.replace(declared, p_dtype="float16")
-    for operand in ("q", "k"):
-        if declared.prescaled != operand:
-            yield (
-                f"{operand} multiplied by softmax_scale in {dtype}",
-                dataclasses.replace(declared, prescaled=operand),
-            )
-    if declared.exp2_ulps < _POLYNOMIAL_EXP2:
+def _variants(declared: Arithmetic, dtype: str, cause: str) -> Iterator[tuple[str, Arithmetic]]:
+    if "P is rounded" in cause or "dS is rounded" in cause:
+        for form in ("bfloat16", "float16"):
+            if form != dtype and form in cause:
+                p, ds = ({name: form} for name in ("p_dtype", "ds_dtype"))
+                yield f"P in {form}", dataclasses.replace(declared, **p)  # type: ignore[arg-type]
+                yield f"dS in {form}", dataclasses.replace(declared, **ds)  # type: ignore[arg-type]
+                both = dataclasses.replace(declared, **p, **ds)  # type: ignore[arg-type]
+                yield f"P and dS in {form}", both
+    if "q is multiplied by softmax_scale" in cause and declared.prescaled is None:
+        text = f"q multiplied by softmax_scale in {dtype}"
+        yield text, dataclasses.replace(declared, prescaled="q")
+    if not cause and declared.exp2_ulps < _POLYNOMIAL_EXP2:
         polynomial = dataclasses.replace(declared, exp2_ulps=_POLYNOMIAL_EXP2)
         yield "exp2 by a polynomial of degree 3", polynomial
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from fa_verify.diagnosis.loops import visited
+
 if TYPE_CHECKING:
     from fa_verify.problem import Problem
 
@@ -30,7 +32,12 @@ class Knobs:
         softcap: Whether a softcap is applied.
         shift: Keys by which the diagonal is moved; likewise left and right, the window's ends.
         masked: Whether the mask is applied at all.
-        kv_head: Which key head query head h reads: h // group, h % heads_kv, h itself, or 0.
+        kv_head: Which key head query head h reads: h // group, h % heads_kv, h // heads_kv, h
+            itself, or 0.
+        right_end: A right end of the band, from the diagonal on, where the mask has none.
+        loop: How the loop over blocks goes wrong, see `fa_verify.diagnosis.loops`; block_m: rows a
+            block of it (and block_n keys).
+        prescaled: Whether q is multiplied by the scale and rounded; scores_dtype: format of S.
         block_n: Keys a block; it matters only to the knobs below.
         padding: Keys up to a whole block count as zeros with weight exp(0 - m).
         keys_end: Keys from here on are skipped; keys_begin: those before it.
@@ -43,8 +50,10 @@ class Knobs:
         lse_m, lse_l: lse = lse_m m + lse_l log(l).
         normalise: Whether acc is divided by l.
         dq_scale, dk_scale: Power of the scale in dq and dk (1 is right).
-        delta: Whether delta is subtracted.
-        softcap_slope: Whether the softcap's derivative is applied.
+        delta: Whether delta is subtracted; delta_dtype: format of its products.
+        dp_dtype: Format of dP; dp_columns: columns of v and do that enter it.
+        capped_p: Whether P of the backward pass is at most 1.
+        softcap_slope: Whether the softcap's derivative is applied; linear_slope: as 1 - |tanh|.
         group_heads: Which query heads of a group reach dk and dv.
         dq_keys_end, dkdv_rows_end: Keys that reach dq, rows that reach dk and dv.
         ds_dtype: Format that dS is rounded to.
@@ -60,7 +69,12 @@ class Knobs:
     left: int = 0
     right: int = 0
     masked: bool = True
-    kv_head: Literal["divide", "modulo", "same", "zero"] = "divide"
+    kv_head: Literal["divide", "modulo", "floor", "same", "zero"] = "divide"
+    right_end: int | None = None
+    loop: str = ""
+    block_m: int = 64
+    prescaled: bool = False
+    scores_dtype: str = ""
     block_n: int = 64
     padding: bool = False
     keys_begin: int = 0
@@ -80,7 +94,12 @@ class Knobs:
     dq_scale: int = 1
     dk_scale: int = 1
     delta: bool = True
+    delta_dtype: str = ""
+    dp_dtype: str = ""
+    dp_columns: int | None = None
+    capped_p: bool = False
     softcap_slope: bool = True
+    linear_slope: bool = False
     group_heads: Literal["all", "first", "last"] = "all"
     dq_keys_end: int | None = None
     dkdv_rows_end: int | None = None
@@ -114,6 +133,8 @@ def _key_heads(problem: Problem, knobs: Knobs) -> torch.Tensor:
     heads = torch.arange(problem.heads_q)
     if knobs.kv_head == "modulo":
         return heads % problem.heads_kv
+    if knobs.kv_head == "floor":
+        return (heads // problem.heads_kv).clamp(max=problem.heads_kv - 1)
     if knobs.kv_head == "same":
         return heads.clamp(max=problem.heads_kv - 1)
     if knobs.kv_head == "zero":
@@ -134,6 +155,10 @@ def _visible(problem: Problem, knobs: Knobs, keys: int) -> torch.Tensor:
         right = 0 if mask.causal else mask.window_right
         if right is not None:
             visible &= distance <= right + knobs.right
+    if knobs.right_end is not None:
+        visible &= distance <= knobs.right_end
+    if knobs.loop:
+        visible = visited(problem, visible, knobs.loop, knobs.block_m, knobs.block_n)
     if not knobs.padding:
         visible &= columns < problem.seqlen_k
     visible &= columns >= knobs.keys_begin
@@ -148,12 +173,15 @@ def _scores(
     """Logits and the softcap's slope."""
     width = knobs.head_dim
     scale = problem.scale if knobs.scale is None else knobs.scale
+    if knobs.prescaled:
+        q, scale = _rounded(q * scale, problem.dtype), 1.0
     q, k = _operand(q[..., :width], knobs), _operand(k[..., :width], knobs)
-    logits = (q @ k.mT) * scale
+    logits = _rounded((q @ k.mT) * scale, knobs.scores_dtype)
     slope = torch.ones_like(logits)
     if problem.softcap and knobs.softcap:
         tanh = torch.tanh(logits / problem.softcap)
-        logits, slope = problem.softcap * tanh, 1 - tanh * tanh
+        logits = problem.softcap * tanh
+        slope = 1 - (tanh.abs() if knobs.linear_slope else tanh * tanh)
     return logits, slope
 
 
@@ -234,8 +262,11 @@ def backward(
     logits, slope = _scores(problem, q, k, knobs)
     p = torch.exp(logits - lse[..., None])
     p = p.masked_fill(~visible | torch.isinf(lse)[..., None], 0.0)
-    delta = (do * o).sum(dim=-1) if delta is None else delta
-    dp = _operand(do, knobs) @ _operand(v, knobs).mT
+    p = p.clamp(max=1.0) if knobs.capped_p else p
+    delta = _rounded(do * o, knobs.delta_dtype).sum(dim=-1) if delta is None else delta
+    width = knobs.dp_columns
+    dp = _operand(do[..., :width], knobs) @ _operand(v[..., :width], knobs).mT
+    dp = _rounded(dp, knobs.dp_dtype)
     ds = p * (dp - delta[..., None] * knobs.delta)
     if knobs.softcap_slope:
         ds = ds * slope

@@ -10,9 +10,10 @@ from fa_verify.checks.comparison import empty_rows
 from fa_verify.checks.where import axes_of, ranges
 
 if TYPE_CHECKING:
+    from fa_verify.diagnosis.evidence import Observation
     from fa_verify.problem import Problem
 
-__all__ = ["pattern", "unwritten"]
+__all__ = ["empty", "pattern", "unwritten"]
 
 
 def unwritten(name: str, holes: torch.Tensor) -> str:
@@ -32,11 +33,53 @@ def unwritten(name: str, holes: torch.Tensor) -> str:
     if len(positions) < size and positions == list(range(positions[0], size)):
         return (
             f"{label} {ranges(positions)} of {size} of {name} are never written: the grid or the "
-            "loop leaves out the last, partial block"
+            "loop ends too early"
         )
     if bool(holes.all()):
         return f"no program writes {name}"
     return f"{name} is not written everywhere: a store goes elsewhere, or its mask is too narrow"
+
+
+def empty(name: str, seen: Observation, problem: Problem, *, sound: bool) -> str:
+    """What rows that see no key, or blocks that a row does not see, do to a result; "" if nothing.
+
+    Args:
+        name: The tensor.
+        seen: Its observation.
+        problem: What was computed.
+        sound: The forward pass is right.
+    """
+    nothing = empty_rows(problem)
+    nan = torch.isnan(seen.got) & seen.wrong
+    if name in ("dk", "dv"):
+        if bool(nan.any()) and bool(nothing.any()) and sound:
+            return (
+                "a row that sees no key gives NaN in P or dS (exp(-inf - -inf)), which spoils the "
+                "gradients of every key in its blocks: guard an lse of -inf"
+            )
+        return ""
+    rows = torch.zeros(seen.wrong.shape[2], dtype=torch.bool)
+    rows[_indices(seen.wrong, 2)] = True
+    if bool(rows.any()) and bool((rows <= nothing).all()):
+        if bool(nan.any()):
+            return (
+                "rows that see no key compute exp(-inf - -inf), which is NaN: guard a maximum or "
+                "an lse of -inf"
+            )
+        return (
+            "rows that see no key are not treated apart: a finite number or +inf stands where -inf "
+            "(of lse) and 0 (of o and dq) are due"
+        )
+    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
+    hidden = torch.from_numpy(hi - lo < problem.seqlen_k)
+    where = torch.zeros_like(rows)
+    where[_indices(nan, 2)] = True
+    if name in ("o", "lse") and bool(where.any()) and bool((where <= hidden).all()):
+        return (
+            "-inf - -inf where a block or a split of keys is wholly hidden from a row, which is "
+            "NaN: guard a maximum of -inf"
+        )
+    return ""
 
 
 def pattern(name: str, wrong: torch.Tensor, problem: Problem) -> str:
@@ -49,7 +92,7 @@ def pattern(name: str, wrong: torch.Tensor, problem: Problem) -> str:
         if len(columns) < wrong.shape[3]:
             text = f"only columns {ranges(columns)} of {wrong.shape[3]} are wrong"
             if columns[0] in (16, 32, 64, 128) and columns[-1] == wrong.shape[3] - 1:
-                text += f": the tail past a tile of {columns[0]} is lost (BLOCK_D={columns[0]})"
+                text += f", the tail past a tile of {columns[0]} (BLOCK_D={columns[0]})"
             facts.append(text)
     positions, size = _indices(wrong, 2), wrong.shape[2]
     label = axes_of(name)[2]

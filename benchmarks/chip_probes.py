@@ -76,7 +76,7 @@ def boundaries(name, rng):
         np.nextafter(points, np.float32(np.inf)),
         np.nextafter(points, -np.float32(np.inf)),
     ]
-    return np.sort(np.concatenate([*around, all_floats(rng, 4000)]))
+    return np.sort(np.concatenate([*around, all_floats(rng, 4000)]), kind="stable")
 
 
 # -- probes: name -> function of device, returning a tensor

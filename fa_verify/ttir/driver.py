@@ -181,8 +181,8 @@ class Driver(DriverBase):  # type: ignore[misc]
 
     @classmethod
     def is_active(cls) -> bool:
-        """Never chosen by default."""
-        return False
+        """Triton knows of us only while we are active."""
+        return True
 
     def get_current_target(self) -> GPUTarget:
         """Return the target kernels are compiled for."""

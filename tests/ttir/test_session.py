@@ -256,3 +256,8 @@ def test_a_kernel_shows_what_a_gpu_would_have_been_given():
         assert kernel.asm["cubin"].startswith(b"\x7fELF")
         with pytest.raises(KeyError, match="hsaco"):
             kernel.asm["hsaco"]
+
+
+def test_whoever_asks_finds_an_active_driver():
+    with ttir.activated():
+        assert any(backend.driver.is_active() for backend in triton.backends.backends.values())

@@ -91,23 +91,24 @@ class Map:
         return ", ".join(map(str, coordinates(shape, strides, offset - self.origin) or ()))
 
 
-def _corners(cells: Cells) -> tuple[Array, Array | None]:
-    """Offsets of a tile's first and last elements, (programs or 1, some), and which count."""
+def _corners(cells: Cells) -> Array:
+    """Offsets of a tile's first and last elements, (programs or 1, some); -1 for none."""
     index, valid = cells.index, cells.valid
     if valid is None:
         ends = tuple([slice(None, None, max(extent - 1, 1)) for extent in index.shape[1:]])
-        return index[(slice(None), *ends)].reshape(index.shape[0], -1).copy(), None
+        return index[(slice(None), *ends)].reshape(index.shape[0], -1).copy()
     if index.shape[1:] != valid.shape[1:]:
         shape = np.broadcast_shapes(index.shape[1:], valid.shape[1:])
         index = np.broadcast_to(index, (index.shape[0], *shape))
         valid = np.broadcast_to(valid, (valid.shape[0], *shape))
     index, valid = index.reshape(index.shape[0], -1), valid.reshape(valid.shape[0], -1)
+    first, last = valid.argmax(axis=1), valid.shape[1] - 1 - valid[:, ::-1].argmax(axis=1)
     if valid.shape[0] == 1:
-        first, last = int(valid.argmax()), valid.shape[1] - 1 - int(valid[0, ::-1].argmax())
-        return index[:, [first, last]] if valid[0, first] else index[:, :0], None
-    outer = np.stack([valid.argmax(axis=1), valid.shape[1] - 1 - valid[:, ::-1].argmax(axis=1)], 1)
-    rows = np.arange(valid.shape[0])[:, None]
-    return (index[0][outer] if index.shape[0] == 1 else index[rows, outer]), valid[rows, outer]
+        return index[:, [first[0], last[0]]] if valid[0, first[0]] else index[:, :0]
+    rows = np.arange(valid.shape[0])
+    of = rows if index.shape[0] > 1 else 0
+    outer = np.stack([index[of, first], index[of, last]], axis=1)
+    return np.where(valid[rows, first][:, None], outer, -1)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,25 +117,33 @@ class _Seen:
 
     access: Access
     arg: Argument
-    parts: list[tuple[Array, Array, Array | None, int]] = field(default_factory=list)
+    # By the programs, how many rows, how long the runs: the programs, and tiles of each.
+    parts: dict[tuple[bytes, int, int], tuple[Array, list[Array]]] = field(default_factory=dict)
 
     def add(self, linear: Array, cells: Cells) -> None:
         """One more tile of each of the programs `linear`."""
-        offsets, valid = _corners(cells)
-        self.parts.append((linear, offsets, valid, cells.length))
+        offsets = _corners(cells)
+        key = (linear.tobytes(), offsets.shape[0], cells.length)
+        found = self.parts.get(key)
+        if found is None:
+            self.parts[key] = (linear, [offsets])
+        else:
+            found[1].append(offsets)
 
     def flat(self) -> tuple[Array, Array]:
         """Program and offset in the storage of each corner."""
         programs: list[Array] = []
         offsets: list[Array] = []
-        for linear, at, valid, length in self.parts:
-            who, where = np.broadcast_arrays(linear[:, None], at)
-            if valid is not None:
-                keep = np.broadcast_to(valid, who.shape)
-                who, where = who[keep], where[keep]
-            who, where = who.reshape(-1), where.reshape(-1)
-            programs += [who, who]
-            offsets += [where, where + (length - 1)]
+        for (_, _, length), (linear, tiles) in self.parts.items():
+            at = tiles[0] if len(tiles) == 1 else np.concatenate(tiles, axis=1)
+            who, where = (x.reshape(-1) for x in np.broadcast_arrays(linear[:, None], at))
+            if where.min(initial=0) < 0:
+                who, where = who[where >= 0], where[where >= 0]
+            programs.append(who)
+            offsets.append(where)
+            if length > 1:
+                programs.append(who)
+                offsets.append(where + (length - 1))
         return np.concatenate(programs).astype(np.int64), np.concatenate(offsets) + self.arg.origin
 
 

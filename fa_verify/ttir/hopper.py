@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NAME = "NVIDIA H200"
-_MEMORY = 141 << 30  # bytes of HBM3e (NVIDIA H200 data sheet: 141 GB)
-# 132 SMs, 227 KiB of shared memory a block (CUDA C Programming Guide, compute capability 9.0);
-# 6144 bit at 3.2 GHz make the data sheet's 4.8 TB/s.
+# As cuDeviceGetAttribute and cuDeviceTotalMem answered on an H200.
+_MEMORY = 150_109_880_320
 PROPERTIES = {
     "max_shared_mem": 232448,
     "max_num_regs": 65536,
@@ -29,16 +28,16 @@ PROPERTIES = {
     "warpSize": 32,
     "sm_clock_rate": 1980000,
     "mem_clock_rate": 3201000,
-    "mem_bus_width": 6144,
+    "mem_bus_width": 6016,
 }
 _TORCH_PROPERTIES = SimpleNamespace(
     name=NAME, major=9, minor=0, total_memory=_MEMORY,
     multi_processor_count=132, warp_size=32, regs_per_multiprocessor=65536,
     max_threads_per_multi_processor=2048,
     max_threads_per_block=1024, shared_memory_per_block=49152, shared_memory_per_block_optin=232448,
-    shared_memory_per_multiprocessor=233472, L2_cache_size=50 << 20, is_integrated=0,
-    is_multi_gpu_board=0, gcnArchName="", clock_rate=1980000, memory_clock_rate=3201000,
-    memory_bus_width=6144, uuid="GPU-00000000-0000-0000-0000-000000000000", pci_bus_id=0,
+    shared_memory_per_multiprocessor=233472, L2_cache_size=60 << 20, is_integrated=0,
+    is_multi_gpu_board=0, gcnArchName=NAME, clock_rate=1980000, memory_clock_rate=3201000,
+    memory_bus_width=6016, uuid="GPU-00000000-0000-0000-0000-000000000000", pci_bus_id=0,
     pci_device_id=0, pci_domain_id=0,
 )  # fmt: skip
 

@@ -82,6 +82,8 @@ def _replacements(kernels: dict[str, Any], kept: _Keeper) -> Iterator[tuple[Any,
     run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # noqa: SLF001
     yield torch.autograd, {"_engine_run_backward": kept(run_backward)}
     yield torch.library.Library, _libraries(kernels, kept)
+    # Inside triton_op launches would go through an operator made for tracing, which refuses modes.
+    yield torch.library, {"wrap_triton": lambda kernel: kernel}
     yield torch, {"Generator": _Generator, "compile": _compile}
 
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 from fa_verify import ttir
 from fa_verify.ttir.redirect import redirected
@@ -153,6 +154,12 @@ def test_autocast_casts():
     assert (a @ a).dtype == torch.float32
 
 
+@triton.jit
+def write_three(x_ptr):
+    i = tl.arange(0, 4)
+    tl.store(x_ptr + i, i.to(tl.float32), mask=i < 3)
+
+
 def test_operators_registered_for_cuda_are_called():
     @torch.library.custom_op("fa_verify_test::twice", mutates_args=(), device_types="cuda")
     def twice(x: torch.Tensor) -> torch.Tensor:
@@ -162,13 +169,15 @@ def test_operators_registered_for_cuda_are_called():
     @torch.library.triton_op("fa_verify_test::thrice", mutates_args=())
     def thrice(x: torch.Tensor) -> torch.Tensor:
         assert x.is_cuda
-        return torch.empty(3, device=x.device)
+        made = torch.empty(4, device=x.device)
+        torch.library.wrap_triton(write_three)[(1,)](made)
+        return made
 
     with ttir.execute() as run:
         assert twice(torch.zeros(3, device="cuda")).is_cuda
         made = thrice(torch.zeros(3, device="cuda"))
         assert made.is_cuda
-        assert run.unwritten(made).all()
+        assert run.unwritten(made).tolist() == [False, False, False, True]
     with pytest.raises(NotImplementedError):
         twice(torch.zeros(3))
 

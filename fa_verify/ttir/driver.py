@@ -111,7 +111,10 @@ class Launcher:
         began, grid = time.perf_counter(), (grid_x, grid_y, grid_z)
         names: list[str] = []
         values: list[Any] = []
-        for (name, type_), value in zip(self.signature, args, strict=True):
+        signature = self.signature
+        if len(args) < len(signature) and {t for _, t in signature[len(args) :]} == {"constexpr"}:
+            signature = signature[: len(args)]  # constants at the end may be left out, as on CUDA
+        for (name, type_), value in zip(signature, args, strict=True):
             for flat_name, flat_value in _flatten(str(name), type_, value):
                 names.append(flat_name)
                 values.append(flat_value)
@@ -144,7 +147,7 @@ class Launcher:
             leave(launch_metadata)
 
     def _check_constants(self, program: Program, args: Any, findings: Findings) -> None:
-        pairs = zip(self.signature, args, strict=True)
+        pairs = zip(self.signature, args, strict=False)
         given = [(name, value) for (name, type_), value in pairs if type_ == "constexpr"]
         program.specialisation.constants(given, self.constants, findings)
 

@@ -290,8 +290,10 @@ def _bind(name: str, value: Any, type_: Type, addresses: Addresses) -> Any:
     if type_.scalar == "ptr":
         if type_.pointee is None:
             raise AssertionError
-        argument = addresses.argument(name, _tensor(value), type_.pointee.scalar)
-        return Pointer((argument,), (np.zeros(1, np.int64),))
+        tensor = _tensor(value)
+        argument = addresses.argument(name, tensor, type_.pointee.scalar)
+        start = 0 if value is tensor else _start(value, tensor)
+        return Pointer((argument,), (np.array([start], np.int64),))
     if type_.scalar == "desc":
         if type_.pointee is None:
             raise AssertionError
@@ -329,9 +331,12 @@ def _order(count: int, options: Options) -> Array:
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """The tensor itself, or the one that triton.reinterpret wraps."""
+    """The tensor itself, or the one inside what stands for one: anything that has data_ptr()."""
     while not isinstance(value, torch.Tensor):
-        inner = getattr(value, "base", None)
+        inner = getattr(value, "base", None)  # triton.reinterpret's
+        if inner is None:
+            held = getattr(value, "__dict__", {}).values()
+            inner = next((x for x in held if isinstance(x, torch.Tensor)), None)
         if inner is None:
             msg = f"a pointer argument that is a {type(value).__name__}, not a tensor"
             raise Unsupported(msg)
@@ -339,9 +344,14 @@ def _tensor(value: Any) -> torch.Tensor:
     return value
 
 
+def _start(value: Any, tensor: torch.Tensor) -> int:
+    """How many elements after `tensor` something that stands for it begins."""
+    return int(value.data_ptr() - tensor.data_ptr()) // tensor.element_size()
+
+
 def _number(value: Any) -> int:
     """What divisibility is about: an integer, or the address of a tensor's first element."""
-    return value if isinstance(value, int) else _tensor(value).data_ptr()
+    return value if isinstance(value, int) else int(value.data_ptr())
 
 
 @lru_cache(maxsize=1024)

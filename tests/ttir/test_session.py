@@ -261,3 +261,40 @@ def test_a_kernel_shows_what_a_gpu_would_have_been_given():
 def test_whoever_asks_finds_an_active_driver():
     with ttir.activated():
         assert any(backend.driver.is_active() for backend in triton.backends.backends.values())
+
+
+class Strided:
+    """Stands for a tensor in a launch: begins elsewhere, walks backwards."""
+
+    def __init__(self, held, offset):
+        self._held, self._offset, self.dtype = held, offset, held.dtype
+
+    def data_ptr(self):
+        return self._held.data_ptr() + self._offset * self._held.element_size()
+
+
+@triton.jit
+def reverse(x_ptr, y_ptr, stride, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.load(x_ptr + i * stride))
+
+
+def test_an_argument_may_be_anything_with_an_address():
+    x, y = torch.arange(16.0), torch.zeros(16)
+    with ttir.execute() as run:
+        reverse[(1,)](Strided(x, 15), y, -1, 16)
+        assert run.incidents == []
+        assert torch.equal(y, x.flip(0))
+        reverse[(1,)](Strided(x, 14), y, -1, 16)
+    assert [(i.kind, i.argument, i.offset) for i in run.incidents] == [
+        ("out-of-bounds-read", "x_ptr", -1)
+    ]
+
+
+def test_a_compiled_kernel_takes_arguments_without_the_constants():
+    x, y = torch.arange(16.0), torch.zeros(16)
+    with ttir.execute():
+        compiled = reverse[(1,)](x, y, 1, 16)
+        y.zero_()
+        compiled[(1, 1, 1)](x, y, 1)
+    assert torch.equal(y, x)

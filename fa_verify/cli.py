@@ -135,6 +135,7 @@ def replay(target: str, case: str, **options: Any) -> int:
     show_default=True,
     help="Most cases for each defect.",
 )
+@click.option("--budget", type=_Seconds(), default=None, help="Stop after this long: 90s, 2m, 1h.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "-n",
@@ -143,6 +144,7 @@ def replay(target: str, case: str, **options: Any) -> int:
     default=None,
     help="Worker processes.  [default: one a core]",
 )
+@click.option("--others", is_flag=True, help="Ask the oracles of other projects as well.")
 @click.option(
     "--report",
     "folder",

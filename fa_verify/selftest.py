@@ -18,10 +18,15 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from fa_verify import campaign, loader
+from fa_verify import campaign, distribution, loader
+from fa_verify.backends.base import Setup
+from fa_verify.backends.cpu import CpuBackend
+from fa_verify.case import Case
 from fa_verify.errors import InvalidInputError
+from fa_verify.trial import Trial
 from fa_verify.verdict import Verdict
 from fa_verify.zoo import defects, operators, table
+from fa_verify.zoo.oracles import ORACLES, flags
 from fa_verify.zoo.outcomes import Outcome, named, totals
 
 if TYPE_CHECKING:
@@ -34,6 +39,7 @@ __all__ = ["selftest"]
 
 _RIGHT = ("flash", "atomic", "decode_forward")
 _SHRINK_SECONDS = 2.0
+_CASES_OF_RIGHT = 12  # of each right kernel, that the other oracles judge
 _TIMEOUT = 300.0  # a slow machine is no defect
 
 
@@ -56,8 +62,9 @@ class _Subject:
             return msgspec.structs.replace(
                 self.expected, cases=self.cases, seconds=self.seconds, harness=self.harness
             )
-        shown = self.small or self.failed
-        text, cause = named([f.diagnosis for f in shown.failures], self.causes)
+        text = cause = ""
+        if self.small is not None:
+            text, cause = named([f.diagnosis for f in self.small.failures], self.causes)
         return msgspec.structs.replace(
             self.expected,
             caught=True,
@@ -65,7 +72,7 @@ class _Subject:
             cases=self.cases,
             seconds=self.seconds,
             case=self.failed.case,
-            small=shown.case,
+            small=self.small.case if self.small else "",
             diagnosis=text,
             cause=cause,
             harness=self.harness,
@@ -110,8 +117,10 @@ def selftest(
     *,
     only: Sequence[str] = (),
     cases: int = 300,
+    budget: float | None = None,
     seed: int = 0,
     workers: int | None = None,
+    others: bool = False,
 ) -> int:
     """Run the defects, print and write what was caught, return the exit code.
 
@@ -120,8 +129,11 @@ def selftest(
         folder: Where selftest.json and selftest.md are written.
         only: Names (or beginnings of names) of defects; empty: all.
         cases: Most cases for each defect.
+        budget: Seconds for all; what is then not caught counts as escaped, and faults that there
+            was no time to make small are not explained.
         seed: Of the distribution.
         workers: Processes; None: one a core.
+        others: Ask the rules of other projects about the same cases.
 
     Returns:
         0, or 1 where a defect that must be caught escaped, a right kernel alarmed, or the harness
@@ -131,6 +143,7 @@ def selftest(
     workers = workers or len(os.sched_getaffinity(0))
     plan = campaign.Plan(
         cases=cases,
+        seconds=budget,
         seed=seed,
         workers=workers,
         max_failures=1,
@@ -149,7 +162,12 @@ def selftest(
             raise InvalidInputError(msg)
         kernels = tuple(subject.kernel for subject in subjects.values())
         campaign.run(kernels, plan, _Seen(subjects, console))
-    outcomes = [subject.outcome() for subject in subjects.values()]
+        outcomes = [subject.outcome() for subject in subjects.values()]
+        if others:
+            outcomes = [
+                msgspec.structs.replace(outcome, others=_others(subject, seed))
+                for outcome, subject in zip(outcomes, subjects.values(), strict=True)
+            ]
     if target is None and not only:
         outcomes += _gaps()
     bad = [outcome for outcome in outcomes if outcome.bad]
@@ -161,6 +179,20 @@ def selftest(
     console.print(Text(headline))
     console.print(Text(str(folder / "selftest.md"), style="dim"), soft_wrap=True)
     return 1 if bad else 0
+
+
+def _others(subject: _Subject, seed: int) -> dict[str, bool]:
+    """Which other oracles flag what failed here, or any of a right kernel's first cases."""
+    cases = distribution.draw(seed, _CASES_OF_RIGHT, subject.kernel.takes)
+    if subject.failed is not None:
+        cases = [Case.parse(subject.failed.case)]
+    elif subject.expected.tag != "right":
+        return {}
+    found = dict.fromkeys(ORACLES, False)
+    for case in cases:
+        trial = Trial(subject.kernel, case, Setup(), CpuBackend(seconds=_TIMEOUT))
+        found = {name: found[name] or flag for name, flag in flags(trial).items()}
+    return found
 
 
 def _wanted(name: str, only: Sequence[str]) -> bool:

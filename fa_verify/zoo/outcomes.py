@@ -27,7 +27,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         seconds: Of the worker processes for these cases.
         case: The first case that failed; small: the smallest found.
         diagnosis: What was said of it; cause: whether that names the cause: "right", "wrong",
-            "unknown", or "" where nothing was caught.
+            "unknown", or "" where nothing was caught or there was no time to ask.
         harness: Cases on which the harness itself broke.
         others: Which other oracles flag the defect on the same cases.
     """

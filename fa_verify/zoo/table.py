@@ -72,7 +72,8 @@ def _totals(planted: Sequence[Outcome]) -> str:
 
 def _total(name: str, t: Totals) -> tuple[str, ...]:
     of = f" ({100 * t.caught / t.defects:.1f}%)"
-    share = f" ({100 * t.right / t.caught:.0f}%)" if t.caught else ""
+    asked = t.right + t.wrong + t.unknown
+    share = f" ({100 * t.right / asked:.0f}%)" if asked else ""
     return (
         name,
         str(t.defects),

@@ -235,6 +235,17 @@ def test_memory_reports_line_argument_and_lanes():
     assert failure.location == "k.py:7"
     assert failure.source == "x = tl.load(p)"
     assert "element (0, 0, 40, 3), 10 lanes in all" in failure.message
+    hint = dataclasses.replace(
+        incident,
+        kind="false-hint",
+        argument="",
+        coordinates=None,
+        detail="what is assumed is false",
+    )
+    subject.execution = dataclasses.replace(subject.execution, incidents=(hint,))
+    (failure,) = memory.check(subject)
+    assert failure.title == "false-hint"
+    assert failure.message == "fwd, program (1, 0, 0): 5 lanes in all: the assumption is false"
     (hole,) = memory.unwritten(subject)
     assert "head_dim 8..11 of 12" in hole.message
 

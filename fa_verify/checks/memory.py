@@ -30,22 +30,29 @@ def incidents(execution: Execution) -> Iterator[Failure]:
         seen.setdefault(key, incident)
         lanes[key] = lanes.get(key, 0) + incident.count
     for key, incident in seen.items():
-        place = (
-            f"element ({', '.join(str(i) for i in incident.coordinates)})"
-            if incident.coordinates is not None
-            else f"offset {incident.offset}"
-        )
+        through = f" through {incident.argument}" if incident.argument else ""
         yield Failure(
             check="memory",
-            title=f"{incident.kind} through {incident.argument}",
+            title=f"{incident.kind}{through}",
             message=(
-                f"{incident.kernel}, program {incident.program_id}: {incident.argument} {place}, "
+                f"{incident.kernel}, program {incident.program_id}: {_place(incident)}"
                 f"{lanes[key]} lanes in all: {incident.detail}"
             ),
             tensor=incident.argument,
             location=f"{incident.file}:{incident.line}",
             source=incident.source.strip(),
         )
+
+
+def _place(incident: Incident) -> str:
+    """The element, where there is one: a hint or an overflow has none."""
+    if incident.coordinates is not None:
+        where = f"element ({', '.join(str(i) for i in incident.coordinates)})"
+    elif incident.argument and incident.offset:
+        where = f"offset {incident.offset}"
+    else:
+        return ""
+    return f"{incident.argument} {where}, "
 
 
 def unwritten(trial: Trial) -> Iterator[Failure]:

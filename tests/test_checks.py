@@ -240,7 +240,7 @@ def test_memory_reports_line_argument_and_lanes():
         kind="false-hint",
         argument="",
         coordinates=None,
-        detail="what is assumed is false",
+        detail="the assumption is false",
     )
     subject.execution = dataclasses.replace(subject.execution, incidents=(hint,))
     (failure,) = memory.check(subject)

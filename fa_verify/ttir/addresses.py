@@ -115,12 +115,12 @@ class Addresses:
                 args.append(arg)
             which[at] = args.index(arg)
             offsets[at], rest = np.divmod(flat[at] - arg.address, size)
-            if rest.any():
-                nowhere = self._nowhere(scalar)
+            for astray in np.unique(flat[at[rest != 0]] % size):  # inside an element
+                these = at[(rest != 0) & (flat[at] % size == astray)]
+                nowhere = self._nowhere(scalar, int(astray))
                 if nowhere not in args:
                     args.append(nowhere)
-                astray = at[rest != 0]
-                which[astray], offsets[astray] = args.index(nowhere), flat[astray] // size
+                which[these], offsets[these] = args.index(nowhere), flat[these] // size
         several = which.reshape(addresses.shape) if len(args) > 1 else None
         return Pointer(tuple(args), (offsets.reshape(addresses.shape),), several)
 
@@ -149,14 +149,14 @@ class Addresses:
             self._seen[key] = found
         return self._seen[key], start, end
 
-    def _nowhere(self, scalar: str) -> Argument:
-        """What no tensor owns: empty, and at address 0."""
-        found = self._seen.get((0, scalar))
+    def _nowhere(self, scalar: str, start: int = 0) -> Argument:
+        """What no tensor owns: empty, and at an address less than an element from 0."""
+        found = self._seen.get((start, scalar))
         if found is None:
             empty = torch.empty(0, dtype=_BY_SIZE[RAW[scalar].itemsize])
             found = Argument("an address of no tensor's element", empty, scalar, self._memory)
-            found.address = 0
-            self._seen[0, scalar] = found
+            found.address = start
+            self._seen[start, scalar] = found
         return found
 
 

@@ -149,3 +149,20 @@ def test_atomics_through_a_pointer_into_several_arguments():
     assert torch.equal(old[1, :-1], torch.where(i % 2 == 0, i + 1, 100 + i + 1).int())
     assert torch.equal(a[:-1], torch.where(i % 2 == 0, 2 * (i + 1), 0).int())
     assert b[: N // 2 - 1].tolist() == [100 + 2 * (2 * k + 2) for k in range(N // 2 - 1)]
+
+
+@triton.jit
+def there_and_back(x, y, o, N: tl.constexpr):
+    i = tl.arange(0, N)
+    p = tl.load(x + i).to(tl.pi32_t)
+    q = tl.load(y + i).to(tl.pi32_t)
+    tl.store(o + i, tl.where(i % 2 == 0, p, q).to(tl.int64))
+
+
+def test_an_address_survives_being_a_pointer():
+    g = torch.Generator().manual_seed(0)
+    bounds = torch.iinfo(torch.int64)
+    x, y = (torch.randint(bounds.min, bounds.max, (N,), generator=g) for _ in "xy")
+    x[0], o = x.data_ptr() + 3, torch.zeros(N, dtype=torch.int64)
+    assert run(there_and_back, x, y, o, N) == []
+    assert torch.equal(o, torch.where(torch.arange(N) % 2 == 0, x, y))

@@ -97,6 +97,8 @@ def _value(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) 
     found = causes.forward if name in _FORWARD else causes.backward
     if found is not None and found.hypothesis.follows and causes.forward is not None:
         text = f"follows from the forward pass: {causes.forward.text}"
+    elif found is not None and found.hypothesis.follows:
+        text = f"no known defect explains the forward pass; {found.text}"
     elif found is not None:
         text = found.text
     elif name in _GRADIENTS and causes.forward is not None:

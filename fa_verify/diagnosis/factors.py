@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["multiples", "scale_in_lse"]
 
+_ENOUGH = 16  # elements: through a few of them some factor always fits
 _LIKE = 0.02  # how near a factor must lie to one that has a name
 
 
@@ -44,7 +45,7 @@ def _factor(seen: Observation) -> float | None:
     """The median ratio where it is most certain: at the largest of the wrong elements."""
     usable = seen.wrong & torch.isfinite(seen.got) & torch.isfinite(seen.reference)
     usable &= seen.reference.abs() > 0
-    if not bool(usable.any()):
+    if int(usable.sum()) < _ENOUGH:
         return None
     got, reference = seen.got[usable], seen.reference[usable]
     large = reference.abs() >= reference.abs().median()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Totals", "named", "totals"]
 
 RIGHT, WRONG, UNKNOWN = "right", "wrong", "unknown"
-_UNEXPLAINED = "no known defect explains it"
+_UNEXPLAINED = "no known defect explains"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

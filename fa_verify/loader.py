@@ -24,7 +24,6 @@ from fa_verify.kernel import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
     from types import ModuleType
 
 __all__ = ["load"]
@@ -101,11 +100,11 @@ def _import(name: str, path: Path, package: Path | None = None) -> ModuleType:
 
 def _guarded(action: Callable[[], _T], target: str) -> _T:
     """Run an import under the right driver; say what went wrong in one line."""
-    driver: AbstractContextManager[None] = (
-        contextlib.nullcontext() if torch.cuda.is_available() else ttir.activated()
-    )
     try:
-        with driver:
+        with contextlib.ExitStack() as stack:
+            if not torch.cuda.is_available():
+                stack.enter_context(ttir.activated())
+                stack.enter_context(ttir.redirected())
             return action()
     except Exception as error:
         msg = f"target={target!r}: importing it raised {type(error).__name__}: {error}"

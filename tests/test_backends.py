@@ -103,3 +103,13 @@ def test_a_tile_that_reads_rows_of_the_next_head_is_seen_in_both_passes(tmp_path
     assert any("reads k[0, 1, " in i.detail and "writes o[0, 0, " in i.detail for i in strays)
     (right,) = loader.load("kernels/flash_attention.py:flash")
     assert run(right, case).incidents == ()
+
+
+def test_a_launcher_written_for_a_gpu_only_meets_one():
+    (kernel,) = loader.load("tests/targets/for_cuda.py")
+    case = Case.parse("pass=fwd s=1x5 d=16 dtype=float32 qk.values=zeros seed=1")
+    inputs = materialise(case)
+    execution = CpuBackend().run(kernel, case.problem, inputs, Setup(), backward=False)
+    assert execution.error == ""
+    torch.testing.assert_close(execution.outputs.o, inputs.v.mean(2, keepdim=True))
+    assert execution.outputs.o.device.type == "cpu"  # outside an execution nobody pretends

@@ -47,10 +47,11 @@ class CpuBackend:
     ) -> Execution:
         """Run forward and, if asked, backward; report incidents and unwritten elements."""
         start = time.perf_counter()
-        with ttir.execute(self._options(kernel, setup)) as run:
+        with ttir.redirected() as gpu, ttir.execute(self._options(kernel, setup)) as run:
             given = {name: getattr(inputs, name) for name in ("q", "k", "v", "do")}
             for name, tensor in given.items():
                 if tensor is not None:
+                    gpu.put(tensor)
                     run.declare(tensor, name, written=True)
             footprint.label(run, problem, given)
             called = call(

@@ -16,6 +16,7 @@ inside a program, num_warps, num_stages, layouts.
 
 from fa_verify.ttir.errors import TimeLimit, Unsupported
 from fa_verify.ttir.options import FLOAT_MODELS, FloatModel, Incident, Launch, Options
+from fa_verify.ttir.redirect import redirected
 from fa_verify.ttir.regions import Footprint
 from fa_verify.ttir.session import Run, activated, available, execute
 
@@ -32,4 +33,5 @@ __all__ = [
     "activated",
     "available",
     "execute",
+    "redirected",
 ]

@@ -35,25 +35,38 @@ _KEY = "AutocastCPU"
 @contextmanager
 def autocasting() -> Iterator[None]:
     """Let autocast("cuda") work, and answer about it, on CPU tensors."""
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    made: list[Any] = []
+
+    def extend() -> None:
+        """Give the CPU CUDA's list, once somebody autocasts: few programs do."""
+        if not made:
+            made.append(_extended())
+
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that some are overridden is meant
-            for name in _FLOAT32:
-                packet = getattr(torch.ops.aten, name)
-                for overload in packet.overloads():
-                    op = getattr(packet, overload)
-                    if not any(x.alias_info for x in op._schema.arguments):  # noqa: SLF001
-                        library.impl(  # type: ignore[no-untyped-call]
-                            op, _in_float32(op), _KEY, allow_override=True
-                        )
         with (
             patch.multiple(torch, **_queries()),
-            patch.object(torch.autocast, "__init__", _init(torch.autocast.__init__)),
+            patch.object(torch.autocast, "__init__", _init(torch.autocast.__init__, extend)),
         ):
             yield
     finally:
-        library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
+        for library in made:
+            library._destroy()  # noqa: SLF001
+
+
+def _extended() -> Any:
+    """Register CUDA's list of operations for the CPU's autocast, until it is destroyed."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that some are overridden is meant
+        for name in _FLOAT32:
+            packet = getattr(torch.ops.aten, name)
+            for overload in packet.overloads():
+                op = getattr(packet, overload)
+                if not any(x.alias_info for x in op._schema.arguments):  # noqa: SLF001
+                    library.impl(  # type: ignore[no-untyped-call]
+                        op, _in_float32(op), _KEY, allow_override=True
+                    )
+    return library
 
 
 def _in_float32(op: Any) -> Callable[..., Any]:
@@ -70,11 +83,12 @@ def _wide(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALF else value
 
 
-def _init(original: Any) -> Callable[..., None]:
+def _init(original: Any, extend: Callable[[], None]) -> Callable[..., None]:
     """autocast.__init__ with cuda's default dtype."""
 
     def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
         if device_type == "cuda":
+            extend()
             device_type, dtype = "cpu", torch.float16 if dtype is None else dtype
         original(self, device_type, dtype, *args, **kwargs)
 

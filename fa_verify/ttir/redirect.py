@@ -28,20 +28,23 @@ if TYPE_CHECKING:
 
     _Keeper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+_DEVICES = Devices()  # of the process: what modules made on the GPU as they loaded stays there
 _TIMERS = ("do_bench", "do_bench_cudagraph")
 
 
 @contextmanager
-def redirected(*, benchmarks: bool = True) -> Iterator[None]:
+def redirected(*, benchmarks: bool = True) -> Iterator[Devices]:
     """Make tensors asked for on cuda on the CPU, and let them answer as if they were on cuda.
 
     Meant for a whole process: what other threads do is not redirected.
 
     Args:
         benchmarks: Whether triton.testing.do_bench calls its function (once) at all.
+
+    Yields:
+        Which tensors are believed to be on the GPU, so that others can be put there.
     """
-    devices = Devices()
-    modes = (Inheritance(devices), Redirection(devices))
+    modes = (Inheritance(_DEVICES), Redirection(_DEVICES))
     with ExitStack() as stack:
         stack.enter_context(hopper.answering())
         stack.enter_context(autocasting())
@@ -53,7 +56,7 @@ def redirected(*, benchmarks: bool = True) -> Iterator[None]:
         stack.enter_context(patch.multiple(triton.testing, **timers))
         for mode in modes:
             stack.enter_context(mode)
-        yield
+        yield _DEVICES
 
 
 def _kept(modes: tuple[Inheritance, Redirection], fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fa_verify.ttir.views import span_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from fa_verify.ttir.memory import Memory
 
@@ -24,6 +24,7 @@ _EMPTY = frozenset({
     "aten::new_empty_strided", "aten::empty_permuted",
 })  # fmt: skip
 _RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default})
+_numpy = torch.Tensor.numpy
 _ODD = 0x5A5A5A5A5A5A5A5B
 # Filling memory makes it resident: beyond this many bytes only the note that nobody wrote is kept.
 _FILLED = 1 << 28
@@ -69,6 +70,16 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for tensor in _tensors(value):
                     self.memory.set_written(tensor, written=True)
         return result
+
+    @property
+    def seen_by_numpy(self) -> Callable[..., Any]:
+        """Tensor.numpy during the execution: whoever asks for an array may write to it, unseen."""
+
+        def numpy(tensor: torch.Tensor, **options: Any) -> Any:
+            self.memory.set_written(tensor, written=True)
+            return _numpy(tensor, **options)
+
+        return numpy
 
     def _resize(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a resize in place: what is new of the storage was written by nobody."""

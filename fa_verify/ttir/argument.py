@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from fa_verify.ttir.tracking import Tracking
 
 
+_numpy = torch.Tensor.numpy  # the original: an execution takes its use for a write
+
+
 class Argument:
     """One tensor argument of one launch.
 
@@ -64,7 +67,7 @@ class Argument:
             spanning = detached.as_strided((self.size,), (1,), self.origin)
             if spanning.is_conj() or spanning.is_neg():
                 spanning = spanning.resolve_conj().resolve_neg()
-            self.flat: Array = spanning.view(_VIEWED[raw]).numpy()
+            self.flat: Array = _numpy(spanning.view(_VIEWED[raw]))
         else:
             self.flat = np.empty(0, raw)
         self.runs = legal_runs(self.sizes, self.strides) if self.size else None

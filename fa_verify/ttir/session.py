@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import torch
 import triton
 import triton.backends
 from triton.runtime import cache
@@ -27,8 +28,6 @@ from fa_verify.ttir.options import Incident, Launch, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import torch
 
     from fa_verify.ttir.regions import Footprint
 
@@ -194,4 +193,5 @@ def execute(
         _running.append(run)
         stack.callback(_running.clear)
         stack.enter_context(run.allocations)
+        stack.enter_context(patch.object(torch.Tensor, "numpy", run.allocations.seen_by_numpy))
         yield run

@@ -76,6 +76,11 @@ def launch(make):
     return [(i.kind, i.line, i.count) for i in run.incidents]
 
 
+def _by_numpy(tensor):
+    tensor.numpy()[:] = 1.0
+    return tensor
+
+
 WRITTEN = {
     "zeros": lambda: torch.zeros(32),
     "new_zeros": lambda: torch.ones(1).new_zeros(32),
@@ -90,6 +95,7 @@ WRITTEN = {
     "foreach": lambda: _foreach([torch.empty(16), torch.empty(32)]),
     "clone": lambda: torch.empty(32).fill_(1.0).clone(),
     "index of columns": lambda: _columns(torch.empty(32, 2)),
+    "written through NumPy": lambda: _by_numpy(torch.empty(8)),
     "resized after writing": lambda: torch.ones(8).resize_(32).fill_(1.0),
 }
 HOLES = {  # how many elements nobody wrote

@@ -95,7 +95,7 @@ WRITTEN = {
     "foreach": lambda: _foreach([torch.empty(16), torch.empty(32)]),
     "clone": lambda: torch.empty(32).fill_(1.0).clone(),
     "index of columns": lambda: _columns(torch.empty(32, 2)),
-    "written through NumPy": lambda: _by_numpy(torch.empty(8)),
+    "written through NumPy": lambda: _by_numpy(torch.empty(32)),
     "resized after writing": lambda: torch.ones(8).resize_(32).fill_(1.0),
 }
 HOLES = {  # how many elements nobody wrote

@@ -20,7 +20,7 @@ from chip_numbers import MODELS, bits, ordered
 from fa_verify import Outputs, loader, ttir
 from fa_verify.case import Case
 from fa_verify.inputs import materialise
-from fa_verify.ttir.autotune import pinned
+from fa_verify.ttir.launch.autotune import pinned
 
 DTYPES = ("float16", "bfloat16", "float32 dot=ieee", "float32 dot=tf32", "float32 dot=tf32x3")
 SHAPES = ("s=64x80 d={}", "s=64x80 d={} mask=causal")

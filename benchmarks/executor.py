@@ -59,7 +59,7 @@ def backward(kernel, case, x, outputs):
 def engine(name):
     """Context in which a kernel launched on CPU tensors runs on the engine."""
     from fa_verify import ttir
-    from fa_verify.ttir.autotune import pinned
+    from fa_verify.ttir.launch.autotune import pinned
 
     if name == "executor":
         return ttir.execute()

@@ -13,7 +13,7 @@ import time
 
 from executor import engine, launches
 
-from fa_verify.ttir import lower
+from fa_verify.ttir.lowering import lower
 
 KINDS = ("products", "arithmetic", "loads, stores", "addresses", "the rest")
 TIMES = 30

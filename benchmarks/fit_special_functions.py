@@ -1,4 +1,4 @@
-"""Finds the tables of fa_verify/ttir/special_tables.py from what a card returned.
+"""Finds the tables of fa_verify/ttir/numbers/special_tables.py from what a card returned.
 
     python benchmarks/chip_numbers.py record DIR --device cuda --tables
     python benchmarks/fit_special_functions.py DIR
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fa_verify.ttir.special_functions import squares
+from fa_verify.ttir.numbers.special_functions import squares
 
 # name: low bits, lowest column of the square, segments of 1/2^resolution in the constant term
 SHAPES = {"exp2": (17, 19, 2), "reciprocal": (16, 17, 3), "rsqrt": (17, 19, 4), "sqrt": (17, 19, 5)}

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa_verify.backends.base import FAULT, Execution
 from fa_verify.backends.call import call
-from fa_verify.ttir.autotune import pinned
+from fa_verify.ttir.launch.autotune import pinned
 
 if TYPE_CHECKING:
     from fa_verify.backends.base import Setup

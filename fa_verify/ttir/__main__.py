@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fa_verify.ttir import options, script
+from fa_verify.ttir import options
+from fa_verify.ttir.scripts import script
 
 # Before torch looks for GPUs: everything is to happen on the CPU, also where there is one.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -76,7 +77,7 @@ def main(arguments: list[str]) -> int:
         return script.run_script(name, rest, chosen, benchmarks=not given.no_benchmarks)
     if name != "pytest":
         return script.run_module(name, rest, chosen, benchmarks=not given.no_benchmarks)
-    handed = ["-p", "fa_verify.ttir.plugin", f"--ttir-schedule={given.schedule}",
+    handed = ["-p", "fa_verify.ttir.scripts.plugin", f"--ttir-schedule={given.schedule}",
               f"--ttir-config={given.config}", f"--ttir-float={given.float}"]  # fmt: skip
     handed += ["--ttir-no-sanitize"] * given.no_sanitize
     handed += ["--ttir-no-benchmarks"] * given.no_benchmarks

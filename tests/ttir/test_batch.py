@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from fa_verify import ttir
-from fa_verify.ttir import ops_dot, ops_reduce, program
+from fa_verify.ttir.engine import program
+from fa_verify.ttir.ops import products, reductions
 
 RNG = np.random.default_rng(0)
 WIDTHS = (1, 2, 3, 5, 8, 13, 40)
@@ -32,11 +33,11 @@ def test_products(rows, columns, inner, transposed):
         a = np.ascontiguousarray(a.swapaxes(1, 2)).swapaxes(1, 2)
     if "b" in transposed:
         b = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
-    alone = [ops_dot._product(a[i : i + 1], b[i : i + 1], None)[0] for i in range(40)]
-    shared = [ops_dot._product(a[i : i + 1], b[:1], None)[0] for i in range(40)]
+    alone = [products._product(a[i : i + 1], b[i : i + 1], None)[0] for i in range(40)]
+    shared = [products._product(a[i : i + 1], b[:1], None)[0] for i in range(40)]
     for width in WIDTHS:
-        together = ops_dot._product(a[:width], b[:width], None)
-        with_one = ops_dot._product(a[:width], b[:1], None)
+        together = products._product(a[:width], b[:width], None)
+        with_one = products._product(a[:width], b[:1], None)
         for i in some(width):
             assert (together[i] == alone[i]).all(), (width, i)
             assert (with_one[i] == shared[i]).all(), (width, i)
@@ -47,9 +48,9 @@ def test_products(rows, columns, inner, transposed):
 @pytest.mark.parametrize("axis", [1, 2])
 def test_sums(axis, rows, columns):
     x = (RNG.standard_normal((40, rows, columns)) * 1e3).astype(np.float32)
-    alone = [ops_reduce._sum(x[i : i + 1], axis)[0] for i in range(40)]
+    alone = [reductions._sum(x[i : i + 1], axis)[0] for i in range(40)]
     for width in WIDTHS:
-        together = ops_reduce._sum(x[:width], axis)
+        together = reductions._sum(x[:width], axis)
         for i in some(width):
             assert (together[i] == alone[i]).all(), (width, i)
 
@@ -102,14 +103,14 @@ def test_attention_in_waves_of_any_width(dtype, block, causal, monkeypatch):
 def test_finished_programs_cost_nothing(monkeypatch):
     """Causal attention multiplies what its programs need: not a block more."""
     done = []
-    product = ops_dot._product
+    product = products._product
 
     def counted(a, b, c):
         lanes = max(a.shape[0], b.shape[0])
         done.append(lanes * a.shape[1] * a.shape[2] * b.shape[2])
         return product(a, b, c)
 
-    monkeypatch.setattr(ops_dot, "_product", counted)
+    monkeypatch.setattr(products, "_product", counted)
     n, d, heads, block = 512, 48 + 16, 3, 32
     q, o = torch.randn(heads, n, d).half(), torch.zeros(heads, n, d)
     blocks = n // block

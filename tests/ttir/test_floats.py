@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from fa_verify import ttir
-from fa_verify.ttir import floats
-from fa_verify.ttir.exact import exact_fma
+from fa_verify.ttir.numbers import floats
+from fa_verify.ttir.numbers.exact import exact_fma
 
 # name: (exponent bits, fraction bits, bias, what the top exponent holds)
 FORMATS = {

@@ -8,7 +8,7 @@ import torch
 import triton
 
 from fa_verify import ttir
-from fa_verify.ttir import hopper
+from fa_verify.ttir.launch import hopper
 
 ASKED = [
     ("torch.cuda.is_available()", True),

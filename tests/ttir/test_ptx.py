@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fa_verify import ttir
-from fa_verify.ttir.ptx import Thread, parse
+from fa_verify.ttir.ptx.texts import Thread, parse
 
 
 def f32(x):

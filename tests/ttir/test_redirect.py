@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from fa_verify import ttir
-from fa_verify.ttir.redirect import redirected
+from fa_verify.ttir.scripts.redirect import redirected
 
 
 @pytest.fixture(autouse=True)

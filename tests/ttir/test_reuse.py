@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from fa_verify import ttir
-from fa_verify.ttir import reuse
+from fa_verify.ttir.lowering import reuse
 
 BLOCK = 128  # 128 x 128 elements of one program are worth reusing
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from fa_verify import ttir
-from fa_verify.ttir.floats import narrow_once, round_to
+from fa_verify.ttir.numbers.floats import narrow_once, round_to
 
 RNG = np.random.default_rng(0)
 LAYOUTS = {

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fa_verify.ttir import special_functions
-from fa_verify.ttir.special_tables import TABLES
+from fa_verify.ttir.numbers import special_functions
+from fa_verify.ttir.numbers.special_tables import TABLES
 
 INF, NAN, TINY = np.inf, np.nan, 2.0**-130
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import triton
 
-from fa_verify.ttir.compiler import installation
+from fa_verify.ttir.launch.compiler import installation
 
 CODE = """
 import sys

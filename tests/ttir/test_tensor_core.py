@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from fa_verify import ttir
-from fa_verify.ttir import floats, tensor_core
+from fa_verify.ttir.numbers import floats, tensor_core
 
 FORMATS = {"f16": (10, -14), "bf16": (7, -126), "f32": (10, -126), "f8E4M3FN": (3, -6),
            "f8E5M2": (2, -14)}  # fmt: skip

@@ -1,6 +1,6 @@
 """TTIR text as tokens."""
 
-from fa_verify.ttir.tokens import tokenise
+from fa_verify.ttir.syntax.tokens import tokenise
 
 
 def test_a_path_may_hold_any_word():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from triton.language.extra.cuda import libdevice as declared
 
-from fa_verify.ttir.libdevice import find
+from fa_verify.ttir.ops.libdevice import find
 
 TYPES = {"fp32": np.float32, "fp64": np.float64, "int32": np.int32, "uint32": np.uint32,
          "int64": np.int64, "uint64": np.uint64}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Triton's runtime and torch.cuda as kernels meet them: backend, driver, session."""

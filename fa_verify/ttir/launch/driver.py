@@ -1,0 +1,245 @@
+"""The driver half of the Triton backend: a "device" whose launcher executes TTIR on CPU tensors."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.compiler.compiler import CompiledKernel
+
+from fa_verify.ttir.engine.program import TensorDescriptorArgument, program_for
+from fa_verify.ttir.launch import session
+from fa_verify.ttir.launch.compiler import CAPABILITY
+from fa_verify.ttir.launch.hopper import PROPERTIES
+from fa_verify.ttir.sanitizer import births, wraps
+from fa_verify.ttir.sanitizer.orders import Orders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fa_verify.ttir.engine.program import Program
+    from fa_verify.ttir.sanitizer.findings import Findings
+
+# Triton keeps one cache of compiled kernels a device index; no real GPU has this one.
+DEVICE = 90_777
+# Launchers divide by a kernel's number of registers; there is no allocation to count. A Hopper's
+# 65536 registers fill its 2048 threads of a multiprocessor at 32 a thread.
+REGISTERS, THREADS = 32, 1024
+
+
+class Module(bytes):
+    """What we load: the TTIR itself."""
+
+
+def _keep_modules_ours() -> None:
+    """Let a kernel that dies after its execution ask no other driver to unload our module."""
+    unload = getattr(CompiledKernel, "__del__", None)  # Triton 3.8 has it, 3.7 does not
+
+    def unload_others(kernel: Any) -> None:
+        if unload is not None and not isinstance(getattr(kernel, "module", None), Module):
+            unload(kernel)
+
+    if unload is not None:
+        CompiledKernel.__del__ = unload_others
+
+
+_keep_modules_ours()
+
+
+_MOST_PROGRAMS = ((1 << 31) - 1, (1 << 16) - 1)  # of axis 0, and of axes 1 and 2
+
+
+class Utilities:
+    """What Triton asks of a driver besides launching."""
+
+    def load_binary(
+        self, name: str, kernel: bytes, shared: int, device: int
+    ) -> tuple[Module, bytes, int, int, int]:
+        """Return (module, function, registers, spills, most threads)."""
+        del name, shared, device
+        return Module(kernel), kernel, REGISTERS, 0, THREADS
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """Return a Hopper's limits under the names Triton uses."""
+        del device
+        return dict(PROPERTIES)
+
+    def unload_module(self, module: Any) -> None:
+        """Nothing was loaded."""
+
+
+class Launcher:
+    """Runs one compiled kernel; Triton makes one for each."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        """Remember the kernel's signature."""
+        self.src, self.metadata = src, metadata
+        fn = getattr(src, "fn", None)
+        self.file = fn.fn.__code__.co_filename if fn is not None else ""
+        self.signature = list(src.signature.items())
+        self._text: tuple[bytes, str] = (b"", "")  # decoded, and so hashed, once
+        arg_names = getattr(fn, "arg_names", [])
+        constants = getattr(src, "constants", {})
+        self.constants = {
+            arg_names[path[0]]: value
+            for path, value in constants.items()
+            if len(path) == 1 and path[0] < len(arg_names)
+        }
+
+    def __call__(  # noqa: PLR0917 - Triton's calling convention
+        self, grid_x: int, grid_y: int, grid_z: int, stream: int, function: bytes, packed: Any,
+        launch_metadata: Any, enter: Any, leave: Any, *args: Any,
+    ) -> None:  # fmt: skip
+        """Launch, synchronously."""
+        del stream, packed
+        run = session.current()
+        if self._text[0] is not function:
+            self._text = (function, function.decode())
+        text = self._text[1]
+        if grid_x > _MOST_PROGRAMS[0] or max(grid_y, grid_z) > _MOST_PROGRAMS[1]:
+            # What a GPU's driver answers; CUDA C++ Programming Guide, "Technical Specifications".
+            msg = (
+                f"Triton Error [CUDA]: invalid argument: grid=({grid_x}, {grid_y}, {grid_z}): "
+                f"axis 0 ends at {_MOST_PROGRAMS[0]} programs, axes 1 and 2 at {_MOST_PROGRAMS[1]}"
+            )
+            raise RuntimeError(msg)
+        if enter is not None:
+            enter(launch_metadata)
+        began, grid = time.perf_counter(), (grid_x, grid_y, grid_z)
+        names: list[str] = []
+        values: list[Any] = []
+        signature = self.signature
+        if len(args) < len(signature) and {t for _, t in signature[len(args) :]} == {"constexpr"}:
+            signature = signature[: len(args)]  # constants at the end may be left out, as on CUDA
+        for (name, type_), value in zip(signature, args, strict=True):
+            for flat_name, flat_value in _flatten(str(name), type_, value):
+                names.append(flat_name)
+                values.append(flat_value)
+        with (
+            run.noting(),
+            torch.utils._python_dispatch._disable_current_modes(),  # noqa: SLF001
+            torch._C.DisableTorchFunction(),  # noqa: SLF001 - devices must not be redirected
+        ):
+            program = program_for(text, self.file, run.options.float_model)
+            compiled = time.perf_counter()
+            if run.options.sanitize:
+                self._check_constants(program, args, run.findings)
+            launch = partial(program.run, names, values, grid, memory=run.memory)
+            orders = Orders(program, names, values) if run.options.sanitize else None
+            launch(options=run.options, findings=run.findings)
+            if orders is not None:
+                for look in (births.explain, wraps.confirm):
+                    look(
+                        program, text, self.file, names, values, grid, run.options,
+                        run.memory, run.findings,
+                    )  # fmt: skip
+                orders.compare(launch, run.options, grid, run.findings)
+        run.record_launch(
+            kernel=self.metadata.name, grid=grid, constants=self.constants,
+            num_warps=self.metadata.num_warps, num_stages=self.metadata.num_stages,
+            source_hash=getattr(self.metadata, "ttir_hash", ""),
+            seconds_compile=compiled - began, seconds_run=time.perf_counter() - compiled,
+        )  # fmt: skip
+        if leave is not None:
+            leave(launch_metadata)
+
+    def _check_constants(self, program: Program, args: Any, findings: Findings) -> None:
+        pairs = zip(self.signature, args, strict=False)
+        given = [(name, value) for (name, type_), value in pairs if type_ == "constexpr"]
+        program.specialisation.constants(given, self.constants, findings)
+
+
+def _flatten(name: str, type_: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    """One Python argument as the TTIR function's arguments."""
+    if isinstance(type_, tuple):
+        for i, (inner, part) in enumerate(zip(type_, value, strict=True)):
+            yield from _flatten(f"{name}.{i}", inner, part)
+    elif type_ == "constexpr":
+        return
+    elif isinstance(type_, str) and type_.startswith("tensordesc"):
+        shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.strides))
+        yield name, TensorDescriptorArgument(
+            value.base, shape, strides,
+            getattr(value, "padding", "zero") == "nan",
+            bool(getattr(value, "round_f32_to_tf32", False)),
+        )  # fmt: skip
+        yield from ((f"{name}.shape.{i}", x) for i, x in enumerate(shape))
+        yield from ((f"{name}.stride.{i}", x) for i, x in enumerate(strides))
+    else:
+        yield name, value
+
+
+class Driver(DriverBase):  # type: ignore[misc]
+    """Answers as the driver of one Hopper; tensors live on the CPU."""
+
+    launcher_cls = Launcher
+
+    def __init__(self) -> None:
+        """Load nothing: there is no device."""
+        super().__init__()
+        self.utils = Utilities()
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Triton knows of us only while we are active."""
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        """Return the target kernels are compiled for."""
+        return GPUTarget("cuda", CAPABILITY, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        """Return where tensors are to be."""
+        return torch.device("cpu")
+
+    def get_current_device(self) -> int:
+        """Return our index, which no GPU has."""
+        return DEVICE
+
+    def set_current_device(self, device: int) -> None:
+        """There is one device."""
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """Return the default stream."""
+        del device
+        return 0
+
+    def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
+        """Return a Hopper's."""
+        del device
+        return divmod(CAPABILITY, 10)
+
+    def get_device_interface(self) -> Any:
+        """Return torch.cuda, which answers for us while we are active."""
+        return torch.cuda
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Return a C type; nothing is ever compiled from it."""
+        return "void *" if ty.startswith("*") else ty
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """Run once and time nothing."""
+
+        def once(
+            kernel_call: Callable[[], Any], *, quantiles: list[float], **_: Any
+        ) -> list[float]:
+            kernel_call()
+            return [0.0] * len(quantiles)
+
+        return once
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """Nothing is timed, so there is no cache to flush."""
+        return torch.zeros(1, dtype=torch.int)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        """See get_empty_cache_for_benchmark."""
+
+    def assemble_tensormap_to_arg(self, tensormaps_info: Any, args: Any) -> Any:
+        """Descriptors stay as they are."""
+        del tensormaps_info
+        return args

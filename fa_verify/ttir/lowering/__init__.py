@@ -1,0 +1,1 @@
+"""From IR to closures, and what is learnt from the IR alone before anything runs."""

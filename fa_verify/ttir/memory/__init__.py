@@ -1,0 +1,1 @@
+"""What memory there is, which elements an access means, and carrying it out."""

@@ -1,0 +1,1 @@
+"""Number formats and functions: how results are rounded. Knows arrays only."""

@@ -1,0 +1,1 @@
+"""What each operation of TTIR does: tables from operation names to rules."""

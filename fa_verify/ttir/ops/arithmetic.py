@@ -1,0 +1,105 @@
+"""Floating-point arithmetic, each operation rounded once to its type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fa_verify.ttir.lowering.lower import COMPARE
+from fa_verify.ttir.lowering.reuse import elementwise
+from fa_verify.ttir.numbers.floats import NARROW, Array, flush, fma, round_to
+from fa_verify.ttir.numbers.special_functions import divide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fa_verify.ttir.lowering.lower import Lowering, Rule, Step
+    from fa_verify.ttir.syntax.ir import Op
+
+
+def _rounded_in_place(fresh: Array, scalar: str) -> Array:
+    return round_to(fresh, scalar, fresh)
+
+
+def _rounded(function: Callable[..., Array]) -> Rule:
+    def rule(op: Op, low: Lowering) -> Step | None:
+        scalar = op.results[0].type.scalar
+        if scalar in NARROW:
+            return low.nary(op, lambda *xs: _rounded_in_place(function(*xs), scalar))
+        if scalar == "f32" and low.floats.subnormals == "flush":
+            return low.nary(op, lambda *xs: flush(function(*[flush(x) for x in xs])))
+        return (
+            elementwise(op, low, function)
+            if isinstance(function, np.ufunc)
+            else low.nary(op, function)
+        )
+
+    return rule
+
+
+def quotient(op: Op, low: Lowering) -> Step | None:
+    """arith.divf; Triton divides fp16 and bf16 in float32."""
+    if op.results[0].type.scalar != "f64" and low.floats.functions == "stepwise":
+        return _rounded(divide)(op, low)
+    return _rounded(np.divide)(op, low)
+
+
+def _remainder(a: Array, b: Array) -> Array:
+    """A - trunc(a / b) b, fused, as LLVM expands it for NVPTX: no remainder if a / b is large."""
+    if a.dtype == np.float64:
+        return np.fmod(a, b)
+    left = fma(-np.trunc(a / b), b, a)
+    return np.where(np.isinf(b), a, left)
+
+
+def _exact(function: np.ufunc) -> Rule:
+    def rule(op: Op, low: Lowering) -> Step:
+        return elementwise(op, low, function)
+
+    return rule
+
+
+def cmpf(op: Op, low: Lowering) -> Step:
+    """arith.cmpf: o* false on NaN, u* true on NaN."""
+    predicate = op.words[0]
+    if predicate in ("false", "true"):
+        return low.binary(op, lambda a, b: np.full(np.broadcast(a, b).shape, predicate == "true"))
+    if predicate == "ord":
+        return low.binary(op, lambda a, b: ~(np.isnan(a) | np.isnan(b)))
+    if predicate == "uno":
+        return low.binary(op, lambda a, b: np.isnan(a) | np.isnan(b))
+    compare = COMPARE[predicate[1:]]
+    if predicate == "one":
+        return low.binary(op, lambda a, b: (a < b) | (a > b))
+    if predicate == "une" or predicate[0] == "o":
+        return low.binary(op, compare)
+    return low.binary(op, lambda a, b: compare(a, b) | np.isnan(a) | np.isnan(b))
+
+
+def _clamp(x: Array, low: Array, high: Array) -> Array:
+    return np.fmin(np.fmax(x, low), high)
+
+
+def clampf(op: Op, low: Lowering) -> Step:
+    """tt.clampf: NaN becomes the lower bound unless propagateNan asks otherwise."""
+    if "all" in op.attrs.get("propagateNan", ""):
+        return low.nary(op, lambda x, a, b: np.minimum(np.maximum(x, a), b))
+    return low.nary(op, _clamp)
+
+
+RULES: dict[str, Rule] = {
+    "arith.addf": _rounded(np.add),
+    "arith.subf": _rounded(np.subtract),
+    "arith.mulf": _rounded(np.multiply),
+    "arith.divf": quotient,
+    "tt.precise_divf": _rounded(np.divide),
+    "arith.remf": _rounded(_remainder),
+    "arith.negf": _exact(np.negative),
+    "arith.maxnumf": _exact(np.fmax),
+    "arith.minnumf": _exact(np.fmin),
+    "arith.maximumf": _exact(np.maximum),
+    "arith.minimumf": _exact(np.minimum),
+    "arith.cmpf": cmpf,
+    "tt.clampf": clampf,
+}

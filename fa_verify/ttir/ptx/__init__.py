@@ -1,0 +1,1 @@
+"""The short PTX texts of inline assembly, run on arrays of bits."""

@@ -1,0 +1,171 @@
+"""Finds the operation in which a NaN that a kernel stored was born.
+
+When a program stores a NaN, it alone runs once more after the launch, its stores and atomics going
+nowhere, and after each operation one looks for a NaN where no operand has one. What was loaded as
+NaN was not born in the kernel. A program is not run again if the launch also read what it wrote,
+or if programs wait for each other: it could not be the same again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fa_verify.ttir.engine.program import Program
+from fa_verify.ttir.errors import Unsupported
+from fa_verify.ttir.lowering.lower import Lowering
+from fa_verify.ttir.memory.access import Accesses, Update
+from fa_verify.ttir.sanitizer.findings import Findings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fa_verify.ttir.lowering.lower import Env, Step
+    from fa_verify.ttir.memory.cells import Access
+    from fa_verify.ttir.memory.known import Memory
+    from fa_verify.ttir.memory.values import Pointer, Terms
+    from fa_verify.ttir.numbers.floats import Array
+    from fa_verify.ttir.options import FloatModel, Options
+    from fa_verify.ttir.sanitizer.findings import Site
+    from fa_verify.ttir.syntax.ir import Op
+
+# Each result element is computed from the same element of every operand.
+_ELEMENTWISE = ("arith.", "math.", "tt.clampf", "tt.fp_to_fp", "tt.precise")
+_LOADS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic", "tt.call", "scf.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Birth:
+    """An operation that made NaN, or inf, out of numbers."""
+
+    site: Site
+    op: str
+    operands: str
+
+
+class Tracer:
+    """Remembers the first birth of NaN in one program's run, and the first of inf before it."""
+
+    def __init__(self) -> None:
+        """See nothing yet."""
+        self.nan: Birth | None = None
+        self.inf: Birth | None = None
+
+    def look(self, op: str, site: Site, operands: Sequence[Array], result: Array) -> None:
+        """Look at one operation's result."""
+        if self.nan is not None:
+            return
+        if np.isnan(result).any():
+            self.nan = self._birth(op, site, operands, result, np.isnan)
+        if self.inf is None and np.isinf(result).any():
+            self.inf = self._birth(op, site, operands, result, np.isinf)
+
+    @staticmethod
+    def _birth(
+        op: str, site: Site, operands: Sequence[Array], result: Array, is_odd: Any
+    ) -> Birth | None:
+        new = is_odd(result)
+        fits = op.startswith(_ELEMENTWISE) and all(x.ndim == result.ndim for x in operands)
+        for operand in operands:
+            odd = is_odd(operand) | np.isnan(operand)
+            new = new & ~(odd if fits else odd.any())
+        if not new.any():
+            return None
+        if not fits:
+            has_inf = any(np.isinf(x).any() for x in operands)
+            return Birth(site, op, "operands with inf" if has_inf else "finite operands")
+        where = np.unravel_index(int(np.argmax(new)), new.shape)
+        values = [np.broadcast_to(x, new.shape)[where] for x in operands]
+        return Birth(site, op, ", ".join(f"{float(x):.6g}" for x in values))
+
+
+class _TracedLowering(Lowering):
+    def __init__(self, *, tracer: Tracer, **kwargs: Any) -> None:
+        self._tracer = tracer
+        super().__init__(**kwargs)
+
+    def _lower(self, op: Op) -> Step | None:
+        step = super()._lower(op)
+        floats = [x for x in op.results if x.type.is_float]
+        if step is None or not floats or op.regions or op.name.startswith(_LOADS):
+            return step
+        operands = [self.slot(x) for x in op.operands if x.type.is_float]
+        results, site, tracer = [self.slot(x) for x in floats], self.site(op), self._tracer
+
+        def watched(env: Env) -> None:
+            before = [env[slot] for slot in operands]
+            step(env)
+            for slot in results:
+                tracer.look(op.name, site, before, env[slot])
+
+        return watched
+
+
+class Dry(Accesses):
+    """Accesses that read only."""
+
+    def store(self, access: Access, pointer: Pointer, values: Array, masks: Terms) -> None:
+        """Go nowhere."""
+
+    def atomic(
+        self, access: Access, pointer: Pointer, masks: Terms, operands: Sequence[Array],
+        update: Update,
+    ) -> Array:  # fmt: skip
+        """Read what is there."""
+        del update
+        reading = Update(function=None, used=True, acquires=False, releases=False)
+        return super().atomic(access, pointer, masks, operands, reading)
+
+
+class Traced(Program):
+    """A kernel that is looked at operation by operation."""
+
+    def __init__(self, text: str, file: str, floats: FloatModel) -> None:
+        self.tracer = Tracer()
+        super().__init__(text, file, floats, partial(_TracedLowering, tracer=self.tracer))
+
+    def replay(  # noqa: PLR0917
+        self, names: Sequence[str], values: Sequence[Any], grid: tuple[int, int, int],
+        options: Options, memory: Memory, linear: int,
+    ) -> Tracer:  # fmt: skip
+        """Run one program, leaving memory as it is."""
+        self.tracer.nan = self.tracer.inf = None
+        machine = self.machine
+        machine.accesses = Dry(machine, Findings(0), sanitize=False)
+        self.run_dry(names, values, grid, options=options, memory=memory, linear=linear)
+        return self.tracer
+
+
+@lru_cache(maxsize=64)
+def traced(text: str, file: str, floats: FloatModel) -> Traced:
+    """The kernel, to be run again."""
+    return Traced(text, file, floats)
+
+
+def explain(  # noqa: PLR0917
+    program: Program, text: str, file: str, names: Sequence[str], values: Sequence[Any],
+    grid: tuple[int, int, int], options: Options, memory: Memory, findings: Findings,
+) -> None:  # fmt: skip
+    """Note where each NaN that the launch just stored was born ("nan-born")."""
+    stored = program.machine.accesses.nans if 0 not in grid else {}
+    if not stored or program.waits or program.read_back:
+        return
+    again = traced(text, file, options.float_model)
+    for argument, linear, offset in stored.values():
+        try:
+            tracer = again.replay(names, values, grid, options, memory, linear)
+        except Unsupported:
+            return
+        nan, inf = tracer.nan, tracer.inf
+        if nan is None:
+            continue
+        detail = f"{nan.op} of {nan.operands} gave NaN, which program "
+        detail += f"{program.machine.position(linear)} stored to {argument.name}"
+        if "inf" in nan.operands and inf is not None:
+            detail += f"; inf first came from {inf.op} of {inf.operands} at line {inf.site.line}"
+        findings.add(
+            "nan-born", nan.site, argument, program.machine.position(linear), offset, 1, detail
+        )

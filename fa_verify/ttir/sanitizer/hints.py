@@ -1,0 +1,169 @@
+"""Checks what a kernel tells the compiler, and what its arguments were specialised for.
+
+A claim (multiple_of, max_contiguous, max_constancy, assume) is held to its words, whether or not it
+misleads the compiler here. Divisible means every value or, where values count up by one, the first
+of each such run, as Triton's AxisInfo.h has it; contiguous and constant mean aligned groups of the
+claimed length. In the IR a claim belongs to the operation that computes the value: that line is
+told.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fa_verify.ttir.memory.values import Pointer, total
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from fa_verify.ttir.lowering.lower import Env, Lowering, Step
+    from fa_verify.ttir.numbers.floats import Array
+    from fa_verify.ttir.sanitizer.findings import Findings, Site
+    from fa_verify.ttir.syntax.ir import Function, Op
+
+_NAMES = {
+    "tt.divisibility": "multiple_of", "tt.contiguity": "max_contiguous",
+    "tt.constancy": "max_constancy",
+}  # fmt: skip
+_NUMBERS = re.compile(r"\d+")
+
+
+def watched(op: Op, low: Lowering, step: Step) -> Step:
+    """The step of an operation and, while sanitizing, a look at the claims made of its result."""
+    claims = [
+        (name, _numbers(op.attrs[name], len(op.results[0].type.shape)))
+        for name in _NAMES
+        if name in op.attrs and op.results
+    ]
+    if not claims:
+        return step
+    machine, site, value = low.machine, low.site(op), op.results[0]
+    shape, scalar = value.type.shape, value.type.scalar
+    terms, slot = low.terms(value), low.slot(value)
+
+    def look(env: Env) -> None:
+        step(env)
+        if not machine.accesses.sanitize:
+            return
+        values = _addresses(env[slot]) if scalar == "ptr" else [(total(terms(env)), 1)]
+        for numbers, unit in values:
+            for name, claim in claims:
+                wrong = _broken(name, numbers, claim, shape, unit)
+                if wrong.any():
+                    where = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+                    at = f" at {tuple(int(x) for x in where[1:])} of the tile" if shape else ""
+                    text = ", ".join(map(str, claim))
+                    machine.accesses.reports.program(
+                        int(where[0]), "false-hint", site, int(np.count_nonzero(wrong)),
+                        f"{_NAMES[name]}(..., {text}) is claimed, but the value{at} is "
+                        f"{int(numbers[where])}" + _why(name),
+                    )  # fmt: skip
+
+    return look
+
+
+def _why(name: str) -> str:
+    return {
+        "tt.divisibility": "",
+        "tt.contiguity": ", which does not follow its neighbour by one",
+        "tt.constancy": ", unlike its neighbour",
+    }[name]
+
+
+def _numbers(text: str, rank: int) -> tuple[int, ...]:
+    """The claim along each axis: `dense<16> : ...`, `dense<[1, 8]> : ...` or `16 : i32`."""
+    inner = (
+        text.split("<", 1)[1].split(">", 1)[0] if "<" in text else text.split(":", maxsplit=1)[0]
+    )
+    found = tuple(int(x) for x in _NUMBERS.findall(inner))
+    return found * max(rank, 1) if len(found) == 1 else found
+
+
+def _addresses(pointer: Pointer) -> list[tuple[Array, int]]:
+    """Byte addresses, by the argument pointed into, and how many bytes an element has."""
+    if pointer.which is not None:
+        return []  # which argument, and so how large an element, varies from lane to lane
+    arg = pointer.args[0]
+    size = arg.flat.itemsize
+    return [(arg.address + total(pointer.terms) * size, size)]
+
+
+def _broken(
+    name: str, numbers: Array, claim: tuple[int, ...], shape: tuple[int, ...], unit: int
+) -> Array:
+    """Where a claim does not hold; of the shape of `numbers`."""
+    wrong = np.zeros(numbers.shape, np.bool_)
+    if not shape:
+        return (numbers % claim[0] != 0) if name == "tt.divisibility" else wrong
+    for axis, (extent, length) in enumerate(zip(shape, claim, strict=False), 1):
+        group = min(length, extent)
+        if length <= 1 or (name != "tt.divisibility" and group <= 1):
+            continue
+        change = np.diff(numbers, axis=axis, prepend=np.take(numbers, [0], axis) - unit)
+        if numbers.shape[axis] == 1:
+            change = np.zeros(numbers.shape, numbers.dtype)
+        starts = np.arange(numbers.shape[axis]) % group == 0
+        starts = starts.reshape([-1 if d == axis else 1 for d in range(numbers.ndim)])
+        if name == "tt.divisibility":
+            first = np.arange(numbers.shape[axis]).reshape(starts.shape) == 0
+            wrong |= (first | (change != unit)) & (numbers % length != 0)
+        elif name == "tt.contiguity":
+            wrong |= (change != unit) & (~starts | (numbers.shape[axis] == 1))
+        else:
+            wrong |= (change != 0) & ~starts
+    return wrong
+
+
+def assume(op: Op, low: Lowering) -> Step:
+    """llvm.intr.assume: a promise that the condition holds."""
+    condition, site, machine = low.slot(op.operands[0]), low.site(op), low.machine
+
+    def step(env: Env) -> None:
+        if machine.accesses.sanitize and not env[condition].all():
+            test = env[condition].reshape(env[condition].shape[0], -1)
+            lane = int(np.argmin(test.all(axis=1)))
+            machine.accesses.reports.program(
+                lane, "false-hint", site, int(np.count_nonzero(~test)), "what is assumed is false"
+            )
+
+    return step
+
+
+class Specialisation:
+    """What the arguments of one compiled kernel were taken to be."""
+
+    def __init__(self, function: Function, site: Site) -> None:
+        """Read a function's argument attributes."""
+        self._site = site
+        self._due = [
+            (index, _numbers(attrs["tt.divisibility"], 0)[0])
+            for index, attrs in enumerate(function.attributes)
+            if "tt.divisibility" in attrs
+        ]
+
+    def check(
+        self, names: Sequence[str], values: Sequence[Any], number_of: Callable[[Any], int],
+        findings: Findings,
+    ) -> None:  # fmt: skip
+        """Report each argument that is not divisible as the kernel takes it to be."""
+        for index, due in self._due:
+            number = number_of(values[index])
+            if number % due:
+                detail = f"compiled for {names[index]} divisible by {due}; it is {number}"
+                self._report(names[index], detail, findings)
+
+    def constants(
+        self, given: Iterable[tuple[str, Any]], compiled: Mapping[str, Any], findings: Findings
+    ) -> None:
+        """Report each integer that was compiled in (1, or a constexpr) and is now another one."""
+        for name, value in given:
+            due = compiled.get(name, value)
+            if type(value) is int and isinstance(due, int) and value != due:
+                detail = f"compiled for {name}={due}; it is {value}"
+                self._report(name, detail, findings)
+
+    def _report(self, name: str, detail: str, findings: Findings) -> None:
+        findings.add("false-hint", self._site, name, (0, 0, 0), 0, 1, detail)

@@ -1,0 +1,1 @@
+"""TTIR text as a small typed IR. Knows nothing of arrays or memory."""

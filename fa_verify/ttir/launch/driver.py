@@ -112,10 +112,7 @@ class Launcher:
         began, grid = time.perf_counter(), (grid_x, grid_y, grid_z)
         names: list[str] = []
         values: list[Any] = []
-        signature = self.signature
-        if len(args) < len(signature) and {t for _, t in signature[len(args) :]} == {"constexpr"}:
-            signature = signature[: len(args)]  # constants at the end may be left out, as on CUDA
-        for (name, type_), value in zip(signature, args, strict=True):
+        for (name, type_), value in zip(self._given(len(args)), args, strict=True):
             for flat_name, flat_value in _flatten(str(name), type_, value):
                 names.append(flat_name)
                 values.append(flat_value)
@@ -146,6 +143,23 @@ class Launcher:
         )  # fmt: skip
         if leave is not None:
             leave(launch_metadata)
+
+    def _given(self, count: int) -> list[tuple[Any, Any]]:
+        """The parameters that `count` arguments stand for.
+
+        Raises:
+            TypeError: There are too few or too many, where CUDA's launcher refuses them too: before
+                Triton 3.7 it counts, after it never looks at constants in the end.
+        """
+        given, rest = self.signature[:count], self.signature[count:]
+        optional = session.version() >= (3, 7) and all(type_ == "constexpr" for _, type_ in rest)
+        if count != len(self.signature) and not (rest and optional):
+            msg = (
+                f"{self.metadata.name}: {count} arguments given to a compiled kernel that takes "
+                f"{len(self.signature)}, constants included"
+            )
+            raise TypeError(msg)
+        return given
 
     def _check_constants(self, program: Program, args: Any, findings: Findings) -> None:
         pairs = zip(self.signature, args, strict=False)

@@ -91,6 +91,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag="case"):
         replay: The command that reproduces it.
         seconds: Seconds by stage: kernel (its first execution), checks (all the rest).
         configs: How many configurations the kernel offers.
+        possible: What may be a fault and may be none, a line each; it decides nothing.
     """
 
     kernel: str
@@ -106,6 +107,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag="case"):
     seconds: dict[str, float] = {}
     checks: tuple[str, ...] = ()
     configs: int = 1
+    possible: tuple[str, ...] = ()
 
 
 class Shrunk(msgspec.Struct, frozen=True, kw_only=True, tag="shrunk"):

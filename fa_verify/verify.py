@@ -83,6 +83,18 @@ def verify(
         replay=replay_line(kernel, case, setup, drawn=independent),
         seconds={"kernel": seconds, "checks": time.perf_counter() - start - seconds},
         configs=configs,
+        possible=_possible(execution),
+    )
+
+
+def _possible(execution: Execution | None) -> tuple[str, ...]:
+    """Notes that no failure explains, a line each; where a NaN was born belongs to its failure."""
+    if execution is None:
+        return ()
+    return tuple(
+        f"{note.kind} at {note.file}:{note.line} in {note.kernel}: {note.source.strip()}"
+        for note in execution.notes
+        if note.kind != "nan-born"
     )
 
 

@@ -95,3 +95,15 @@ def test_a_fault_of_the_harness_is_an_error_with_its_traceback():
 def test_a_bad_setup_says_what_is_wrong(text):
     with pytest.raises(InvalidInputError, match="="):
         Setup.parse(text)
+
+
+def test_what_may_be_a_fault_is_recorded_and_fails_nothing():
+    (found,) = loader.load("tests/targets/reads_back.py")
+    case = Case.parse("pass=fwd s=1x5 d=16 dtype=float32 qk.values=zeros seed=1")
+    record = verify(case, found, SETUP, CpuBackend())
+    assert record.verdict == "pass", record
+    (line,) = record.possible
+    assert line.startswith("read-back at ")
+    assert line.endswith("tests/targets/reads_back.py:15 in _transposing_kernel: back = tl.load("
+                         "room + tl.arange(0, block)[None, :] * columns + tl.arange(0, columns)"
+                         "[:, None])")  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Final
 
 from fa_verify.report.text import count, plural, share
 from fa_verify.verdict import Verdict
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from fa_verify.report.summary import Summary
 
 __all__ = ["caveats", "headline", "remark", "where", "word"]
+
+_POSSIBLE: Final = 10  # lines of possible faults before "more": a reader's patience
 
 
 def word(summary: Summary) -> str:
@@ -73,6 +76,15 @@ def caveats(summary: Summary) -> list[str]:
                 f"{group.kernel} {group.precision} {group.direction}: the bound says nothing about "
                 f"{share(tensor.inconclusive, tensor.elements)} of {name}."
             )
+    possible = Counter(
+        (result.kernel, line) for result in summary.results for line in result.record.possible
+    )
+    found.extend(
+        f"{kernel}: possibly {line} ({plural(cases, 'case')})."
+        for (kernel, line), cases in sorted(possible.items())[:_POSSIBLE]
+    )
+    if len(possible) > _POSSIBLE:
+        found.append(f"{plural(len(possible) - _POSSIBLE, 'more possible fault')}: see the record.")
     return found
 
 

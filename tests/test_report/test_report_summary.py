@@ -222,3 +222,10 @@ def test_the_total_of_a_case_is_no_stage(line):
     summary = summarise([line(CASE, seconds={"kernel": 1.0, "total": 3.0})])
     assert summary.facts.stages == (("kernel", 1.0), ("other", 2.0))
     assert summary.rows[0].seconds == 3.0
+
+
+def test_possible_faults_are_counted_line_by_line_and_fail_nothing(line):
+    seen = ("read-back at k.py:3 in k: tl.load(p)",)
+    summary = summarise([line(CASE, possible=seen), line(SMALL, possible=seen)])
+    assert f"flash: possibly {seen[0]} (2 cases)." in caveats(summary)
+    assert exit_code(summary) == 0

@@ -45,8 +45,14 @@ def _edges(op: Op) -> Iterator[tuple[Value, Value]]:
     if op.name in _LINEAR:
         yield from ((operand, op.results[0]) for operand in op.operands)
     elif op.name == "scf.for":
+        yield from ((operand, op.regions[0].blocks[0].args[0]) for operand in op.operands[:3])
+    yield from handed_on(op)
+
+
+def handed_on(op: Op) -> Iterator[tuple[Value, Value]]:
+    """Pairs of values of which the second may be the first, carried through a loop or a branch."""
+    if op.name == "scf.for":
         block = op.regions[0].blocks[0]
-        yield from ((operand, block.args[0]) for operand in op.operands[:3])
         yielded = block.ops[-1].operands
         yield from zip(op.operands[3:], block.args[1:], strict=True)
         yield from zip(yielded, block.args[1:], strict=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.lowering.flows import addresses
+from fa_verify.ttir.lowering.retries import checked
 from fa_verify.ttir.numbers.floats import CARRIER, Array
 from fa_verify.ttir.sanitizer.hints import watched
 
@@ -63,6 +64,7 @@ class Lowering:
         self._lazy: dict[Value, int] = {}
         self._demand: dict[tuple[Value, str], tuple[bool, bool]] = {}
         self._addresses = addresses(function)
+        self.checked = checked(function)
         self._last_use: dict[Value, Op] = {}
         blocks = function.body.blocks
         self._crossing = blocks if len(blocks) > 1 else []  # values may be read in other blocks

@@ -27,11 +27,15 @@ _FEW = 4096  # sorting more addresses costs more than it can save
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Access:
-    """What is known of a memory operation before it runs: place, tile shape, element type."""
+    """What is known of a memory operation before it runs: place, tile shape, element type.
+
+    `checked` is a load whose result a compare-and-swap checks (see `lowering.retries`).
+    """
 
     site: Site
     shape: tuple[int, ...]
     scalar: str
+    checked: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -73,7 +73,8 @@ def load(op: Op, low: Lowering) -> Step:
     scalar, shape = pointee(op.operands[0]).scalar, op.operands[0].type.shape
     masks = masks_of(op, low, 1)
     other = low.slot(op.operands[2]) if len(op.operands) > 2 else None
-    access, machine = Access(low.site(op), shape, _STORED.get(scalar, scalar)), low.machine
+    access = Access(low.site(op), shape, _STORED.get(scalar, scalar), op in low.checked)
+    machine = low.machine
 
     def step(env: Env) -> None:
         fill = None if other is None else env[other]

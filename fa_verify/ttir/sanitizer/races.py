@@ -2,8 +2,9 @@
 
 Policy. Reported: two programs store different values to an element; one loads what another stores
 in the same launch, in either order of time; one accesses plainly what another updates atomically.
-Not reported: atomics among themselves; several programs that store the same bits; a program that
-reads what it wrote; accesses ordered by atomics (see `Order`).
+Not reported: atomics among themselves, and the load whose value a compare-and-swap checks before
+anything depends on it (see `lowering.retries`); several programs that store the same bits; a
+program that reads what it wrote; accesses ordered by atomics (see `Order`).
 """
 
 from __future__ import annotations
@@ -93,10 +94,11 @@ class Races:
         tracking = self._tracking(touched)
         writer, foreign = self._others(touched, tracking.writer)
         self._report(touched, writer, foreign & (writer > 0), "reads what {who} wrote")
-        if tracking.atomic is not None:
+        checked = touched.access.checked
+        if tracking.atomic is not None and not checked:
             atomic, foreign = self._others(touched, tracking.atomic)
             self._report(touched, atomic, foreign, "reads plainly what {who} updates atomically")
-        first, last = tracking.readers()
+        first, last = tracking.checked_readers() if checked else tracking.readers()
         self._set(touched, last, touched.me)
         self._set(touched, first, touched.me, first=True)
 
@@ -113,6 +115,8 @@ class Races:
         if tracking.first_reader is not None and tracking.last_reader is not None:
             readers = (tracking.first_reader, tracking.last_reader)
             found += [(*self._others(touched, r), "writes what {who} read") for r in readers]
+        for reader in tracking.checked or ():
+            found.append((*self._others(touched, reader), "writes what {who} read"))
         if tracking.atomic is not None:
             atomic, mixed = self._others(touched, tracking.atomic)
             self._report(touched, atomic, mixed, "writes plainly what {who} updates atomically")

@@ -26,6 +26,7 @@ class Tracking:
         "_places",
         "_size",
         "atomic",
+        "checked",
         "first_reader",
         "last_reader",
         "stored",
@@ -41,6 +42,7 @@ class Tracking:
         self.stored = False  # whether anything is in `writer`
         self.first_reader: Array | None = None
         self.last_reader: Array | None = None
+        self.checked: tuple[Array, Array] | None = None
         self.atomic: Array | None = None
 
     def readers(self) -> tuple[Array, Array]:
@@ -50,12 +52,20 @@ class Tracking:
             self.last_reader = zeros(self._size, np.int32)
         return self.first_reader, self.last_reader
 
+    def checked_readers(self) -> tuple[Array, Array]:
+        """First and last reader by loads that a compare-and-swap checks, made on first use."""
+        if self.checked is None:
+            self.checked = zeros(self._size, np.int32), zeros(self._size, np.int32)
+        return self.checked
+
     def read_back(self) -> bool:
         """Whether an element was both read and written."""
-        if self.first_reader is None:
+        first = [self.first_reader] if self.first_reader is not None else []
+        first += self.checked[:1] if self.checked is not None else ()
+        if not first:
             return False
         written = self.writer if self.atomic is None else self.writer | self.atomic
-        return bool(((self.first_reader != 0) & (written != 0)).any())
+        return any(bool(((reader != 0) & (written != 0)).any()) for reader in first)
 
     def atomics(self) -> Array:
         """Who accessed each element atomically, made on first use."""

@@ -43,6 +43,28 @@ def root(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def row_root(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.sqrt(tl.load(x_ptr + i)))  # row root
+
+
+@triton.jit
+def rescaled(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i)
+    m = tl.full([], float("-inf"), tl.float32)
+    new = tl.maximum(m, tl.max(x, 0))
+    tl.store(y_ptr + i, x * tl.exp(m - new) + n)  # rescaled
+
+
+@triton.jit
+def total(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i) * tl.where(i < n, float("inf"), float("-inf"))
+    tl.store(y_ptr, tl.sum(x, 0))  # total
+
+
+@triton.jit
 def overflow(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     x = tl.load(x_ptr + i * BLOCK + j)
@@ -119,6 +141,36 @@ def test_a_nan_that_was_loaded_was_not_born_in_the_kernel():
     y, notes = launch(halve, x, 4, 64)
     assert y[33].isnan()
     assert notes == []
+
+
+def test_a_birth_is_found_behind_programs_that_loaded_nan():
+    x = torch.ones(128, 16)
+    x[:64], x[90:, 3] = torch.nan, -1.0  # so many programs cannot all be run again
+    y = torch.empty(128, 16)
+    with ttir.execute() as run:
+        row_root[(128,)](x, y, 16)
+    (note,) = run.notes
+    assert note.line == line_of("# row root")
+    assert "of -1 gave NaN" in note.detail
+    assert note.program_id[0] >= 90
+    assert note.coordinates == (note.program_id[0], 3)
+
+
+def test_what_follows_from_a_loaded_nan_that_a_maximum_dropped_is_not_called_born():
+    x = torch.zeros(4, 16)
+    x[2] = torch.nan
+    y, notes = launch(rescaled, x, 4, 5)
+    assert y[2 * 16 :][:16].isnan().all()
+    assert notes == []
+    x[3] = torch.inf
+    _, (note,) = launch(rescaled, x, 4, 5)
+    assert note.program_id == (3, 0, 0)
+
+
+def test_a_sum_of_opposite_infinities_is_named():
+    _, (note,) = launch(total, torch.ones(16), 1, 8)
+    assert note.line == line_of("# total")
+    assert "tt.reduce of operands with inf gave NaN" in note.detail
 
 
 def test_a_program_whose_input_is_gone_is_not_run_again():

@@ -80,7 +80,7 @@ class Accesses:
         self.read_back: ReadBack | None = None
         self.watch_wraps = sanitize
         self.wraps: dict[Line, Wrap] = {}
-        self.nans: dict[int, tuple[Argument, int, int]] = {}  # by operation: first NaN stored
+        self.nans: dict[int, dict[int, tuple[Argument, int]]] = {}  # by operation and program
 
     # -- which cells
     def _halves(
@@ -211,10 +211,17 @@ class Accesses:
             self.read_back.loaded(touched, places[0])
 
     def _look_for_nan(self, access: Access, touched: Touched, values: Array) -> None:
-        """Remember the first NaN that an operation stores."""
-        if np.isnan(values.min()) and id(access) not in self.nans:
-            _, offset, program = touched.first(np.isnan(values))
-            self.nans[id(access)] = (touched.arg, program - 1, offset)
+        """Remember the first NaN that each program stores by an operation."""
+        if not np.isnan(values.min()):
+            return
+        seen = self.nans.setdefault(id(access), {})
+        nan = np.isnan(values.reshape(values.shape[0], -1))
+        runs = np.flatnonzero(nan.any(axis=1))
+        programs, first = np.unique(touched.program[runs], return_index=True)
+        for i in np.argsort(first):
+            run = runs[first[i]]
+            offset = int(touched.index[run] + np.argmax(nan[run]))
+            seen.setdefault(int(programs[i]) - 1, (touched.arg, offset))
 
     @staticmethod
     def _parts(access: Access, pointer: Pointer) -> Iterator[tuple[Argument, Array | None]]:

@@ -2,14 +2,17 @@
 
 When a program stores a NaN, it alone runs once more after the launch, its stores and atomics going
 nowhere, and after each operation one looks for a NaN where no operand has one. What was loaded as
-NaN was not born in the kernel. A program is not run again if the launch also read what it wrote,
-or if programs wait for each other: it could not be the same again.
+NaN was not born in the kernel, and what is born after a maximum dropped a NaN may stem from it
+(-inf - -inf in a softmax). Then other programs that stored a NaN at the same line are looked at.
+A program is not run again if the launch also read what it wrote, or if programs wait for each
+other: it could not be the same again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from fa_verify.ttir.engine.program import Program
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.lowering.lower import Lowering
 from fa_verify.ttir.memory.access import Accesses, Update
+from fa_verify.ttir.ops.tiles import integer
 from fa_verify.ttir.sanitizer.findings import Findings
 
 if TYPE_CHECKING:
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 
 # Each result element is computed from the same element of every operand.
 _ELEMENTWISE = ("arith.", "math.", "tt.clampf", "tt.fp_to_fp", "tt.precise")
+_TRIED = 16  # programs run again for one store, spread over those that stored NaN: bounds the time
+_DROPS = ("arith.maxnumf", "arith.minnumf", "tt.clampf", "tt.scan")  # and tt.reduce
 _LOADS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic", "tt.call", "scf.")
 
 
@@ -53,10 +59,22 @@ class Tracer:
         """See nothing yet."""
         self.nan: Birth | None = None
         self.inf: Birth | None = None
+        self._dropped = False  # a NaN vanished in a maximum: what is born now may stem from it
+
+    def reset(self) -> None:
+        """Forget."""
+        self.nan, self.inf, self._dropped = None, None, False
+
+    def drop(self, operands: Sequence[Array], results: Sequence[Array], axis: int | None) -> None:
+        """Look whether a maximum or minimum leaves out a NaN; `axis`: what a reduction removes."""
+        for operand, result in zip(operands, cycle(results), strict=False):
+            odd = np.isnan(operand)
+            nan = odd if axis is None else np.any(odd, axis=axis)
+            self._dropped |= bool((nan & ~np.isnan(result)).any())
 
     def look(self, op: str, site: Site, operands: Sequence[Array], result: Array) -> None:
         """Look at one operation's result."""
-        if self.nan is not None:
+        if self.nan is not None or self._dropped:
             return
         if np.isnan(result).any():
             self.nan = self._birth(op, site, operands, result, np.isnan)
@@ -90,16 +108,22 @@ class _TracedLowering(Lowering):
     def _lower(self, op: Op) -> Step | None:
         step = super()._lower(op)
         floats = [x for x in op.results if x.type.is_float]
-        if step is None or not floats or op.regions or op.name.startswith(_LOADS):
+        reduces = op.name in {"tt.reduce", "tt.scan"}
+        skipped = (op.regions and not reduces) or op.name.startswith(_LOADS)
+        if step is None or not floats or skipped:
             return step
         operands = [self.slot(x) for x in op.operands if x.type.is_float]
         results, site, tracer = [self.slot(x) for x in floats], self.site(op), self._tracer
+        axis = integer(op, "axis") + 1 if op.name == "tt.reduce" else None
+        drops = axis is not None or op.name in _DROPS
 
         def watched(env: Env) -> None:
             before = [env[slot] for slot in operands]
             step(env)
             for slot in results:
                 tracer.look(op.name, site, before, env[slot])
+            if drops:
+                tracer.drop(before, [env[slot] for slot in results], axis)
 
         return watched
 
@@ -132,7 +156,7 @@ class Traced(Program):
         options: Options, memory: Memory, linear: int,
     ) -> Tracer:  # fmt: skip
         """Run one program, leaving memory as it is."""
-        self.tracer.nan = self.tracer.inf = None
+        self.tracer.reset()
         machine = self.machine
         machine.accesses = Dry(machine, Findings(0), sanitize=False)
         self.run_dry(names, values, grid, options=options, memory=memory, linear=linear)
@@ -154,14 +178,23 @@ def explain(  # noqa: PLR0917
     if not stored or program.waits or program.read_back:
         return
     again = traced(text, file, options.float_model)
-    for argument, linear, offset in stored.values():
-        try:
-            tracer = again.replay(names, values, grid, options, memory, linear)
-        except Unsupported:
-            return
-        nan, inf = tracer.nan, tracer.inf
-        if nan is None:
+    births: dict[int, tuple[Birth | None, Birth | None]] = {}
+    for by_program in stored.values():
+        tried = np.array(list(by_program))
+        tried = tried[np.unique(np.linspace(0, tried.size - 1, _TRIED).astype(int))]
+        for linear in tried.tolist():
+            if linear not in births:
+                try:
+                    tracer = again.replay(names, values, grid, options, memory, linear)
+                except Unsupported:
+                    return
+                births[linear] = (tracer.nan, tracer.inf)
+            nan, inf = births[linear]
+            if nan is not None:
+                break
+        else:
             continue
+        argument, offset = by_program[linear]
         detail = f"{nan.op} of {nan.operands} gave NaN, which program "
         detail += f"{program.machine.position(linear)} stored to {argument.name}"
         if "inf" in nan.operands and inf is not None:

@@ -97,7 +97,7 @@ class Races:
         checked = touched.access.checked
         if tracking.atomic is not None and not checked:
             atomic, foreign = self._others(touched, tracking.atomic)
-            self._report(touched, atomic, foreign, "reads plainly what {who} updates atomically")
+            self._report(touched, atomic, foreign, "reads plainly what {who} updated atomically")
         first, last = tracking.checked_readers() if checked else tracking.readers()
         self._set(touched, last, touched.me)
         self._set(touched, first, touched.me, first=True)
@@ -119,7 +119,7 @@ class Races:
             found.append((*self._others(touched, reader), "writes what {who} read"))
         if tracking.atomic is not None:
             atomic, mixed = self._others(touched, tracking.atomic)
-            self._report(touched, atomic, mixed, "writes plainly what {who} updates atomically")
+            self._report(touched, atomic, mixed, "writes plainly what {who} updated atomically")
         found = [entry for entry in found if entry[1].any()]
         if found:
             changed = bits(touched.of(touched.arg.flat)[touched.index]) != bits(raw)
@@ -153,7 +153,7 @@ class Races:
         self._report(touched, writer, foreign & (writer > 0), how)
         if tracking.first_reader is not None and tracking.last_reader is not None:
             for array in (tracking.first_reader, tracking.last_reader):
-                how = "updates atomically what {who} reads plainly"
+                how = "updates atomically what {who} read plainly"
                 self._report(touched, *self._others(touched, array), how)
         atomics = tracking.atomics()
         seen, mixed = self._others(touched, atomics)

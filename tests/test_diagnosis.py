@@ -269,6 +269,11 @@ def test_incidents_name_the_axis_whose_bound_is_missing():
     assert "the store of lse is not masked" in explain(race, (race, write), problem)
     read = incident(kind="race", argument="dq", detail="reads what another program writes")
     assert "by load, add and store" in explain(read, (read,), problem)
+    wrapped = incident(kind="integer-overflow", line=6)
+    assert "to(tl.int64)" in explain(wrapped, (), problem)
+    assert explain(incident(), (wrapped,), problem) == (
+        "follows from the integer-overflow at k.py:6"
+    )
 
 
 def test_a_tensor_read_by_anothers_strides_is_named():

@@ -21,17 +21,28 @@ _ALIASES = {
     "m": "lse",
 }
 
+_SENTENCES = {
+    "integer-overflow": (
+        "an index times a stride needs 64 bits: widen a factor first, with .to(tl.int64)"
+    ),
+    "neighbour-read": (
+        "the load of {name} runs over the end of one head into the next: its mask is missing, "
+        "flat over all heads, or does not stop at the length"
+    ),
+    "uninitialised-read": (
+        "{name} is read where nobody has written: it was allocated with torch.empty"
+    ),
+}
+
 
 def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) -> str:
     """The likely cause of an incident, in a sentence; "" when its kind says nothing more."""
     name = incident.argument
     if incident.kind.startswith("out-of-bounds"):
+        for other in others:
+            if other.kind == "integer-overflow" and other.kernel == incident.kernel:
+                return f"follows from the integer-overflow at {other.file}:{other.line}"
         return _outside(incident, problem)
-    if incident.kind == "neighbour-read":
-        return (
-            f"the load of {name} runs over the end of one head into the next: its mask is missing, "
-            "flat over all heads, or does not stop at the length"
-        )
     if incident.kind == "race":
         if any(o.kind == "out-of-bounds-write" and o.argument == name for o in others):
             return (
@@ -46,9 +57,7 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
             "an atomic, so that the result depends on their order: a mask is missing, or a stride, "
             "an offset or the size of a block is wrong"
         )
-    if incident.kind == "uninitialised-read":
-        return f"{name} is read where nobody has written: it was allocated with torch.empty"
-    return ""
+    return _SENTENCES.get(incident.kind, "").format(name=name)
 
 
 def _accumulates(incident: Incident) -> bool:

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-sanitize", action="store_true", help="run only, look for nothing")
     parser.add_argument(
         "--schedule", default="forward", metavar="ORDER",
-        help="order of programs: forward (default), reverse, shuffled, shuffled:SEED",
+        help="order of programs: forward (default), reverse, serial, shuffled, shuffled:SEED",
     )  # fmt: skip
     parser.add_argument(
         "--config", type=int, default=0, metavar="N",

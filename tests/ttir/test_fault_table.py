@@ -182,6 +182,6 @@ def test_an_access_says_how_far_outside_and_onto_what():
     run, _ = run_forward("unmasked-read", PADDED)
     hit = found(run, "out-of-bounds-read", line_of("# unmasked-read"))
     assert hit.coordinates == (0, N, 0)
-    assert "between the elements of k_ptr, 5 from the nearest, and up to 240 element(s) past" in (
+    assert "between the elements of k_ptr, 5 from the nearest, and up to 240 elements past" in (
         hit.detail
     )

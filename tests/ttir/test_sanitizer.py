@@ -123,7 +123,7 @@ def test_a_read_past_the_last_row_is_reported_with_place_and_program():
     assert found.coordinates == (6, 0)
     assert found.count == 6
     assert "no mask" in found.detail
-    assert "6 element(s) past the end" in found.detail
+    assert "6 elements past the end" in found.detail
     assert torch.equal(x, y)  # what lies inside is copied all the same
 
 

@@ -1,11 +1,15 @@
 """``python -m fa_verify.ttir``: scripts and test suites written for a GPU."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fa_verify.ttir.__main__ import main
+from fa_verify.ttir.options import Incident
+from fa_verify.ttir.scripts.wording import REMEDIES, incidents_text
 
 KERNEL = """
 import sys
@@ -85,13 +89,14 @@ def test_an_incident_is_named_and_fails_the_script(folder):
     assert done.returncode == 1
     assert done.stdout == "arguments: bad -m --config\n"
     assert f"script.py:{BAD_LINE}: out-of-bounds-read in add_one: x_ptr" in done.stderr
+    assert done.stderr.count("usual remedy: mask the load") == 1
     assert "x = tl.load(x_ptr + i)  # past the end" in done.stderr
 
 
 def test_a_clean_script_ends_well(folder):
     done = tool("script.py", "good", cwd=folder)
     assert done.returncode == 0
-    assert "1 launches of 1 kernels, no incident" in done.stderr
+    assert "1 launch of 1 kernel, no incident" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -118,11 +123,14 @@ def test_tests_fail_one_by_one_also_in_workers(folder):
     done = tool("-m", "pytest", "-n", "2", "-W", "error", "-p", "no:cacheprovider", cwd=folder)
     assert done.returncode == 1
     assert "2 failed, 1 passed, 1 unsupported" in done.stdout
-    assert "FAILED test_suite.py::test_add_one[False]" in done.stdout
+    assert (
+        "FAILED test_suite.py::test_add_one[False] - out-of-bounds-read in add_one" in done.stdout
+    )
+    assert f"out-of-bounds-read in add_one, line {BAD_LINE}\n" in done.stdout
     assert "FAILED test_suite.py::test_wrong" in done.stdout
     assert f"test_suite.py:{BAD_LINE}: out-of-bounds-read in add_one: x_ptr" in done.stdout
     assert "UNSUPPORTED test_suite.py::test_strange: cannot run" in done.stdout
-    assert "2 launches of 1 kernels, watched" in done.stdout
+    assert "2 launches of 1 kernel, watched" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -175,3 +183,43 @@ def test_the_float_model_is_chosen_by_name(tmp_path, model, left):
     assert (done.returncode, done.stdout) == (0, f"{left}\n")
     tested = tool("--float", model, "-m", "pytest", "-q", "test_rounding.py", cwd=tmp_path)
     assert tested.returncode == (0 if left else 1)
+
+
+NOTED = """
+import pytest, torch, triton, triton.language as tl
+
+@triton.jit
+def log(x_ptr, o_ptr):
+    tl.store(o_ptr, tl.sqrt(tl.load(x_ptr)))
+
+@pytest.mark.parametrize("value", [-4.0, -1.0, 4.0])
+def test_root(value):
+    o = torch.zeros(1, device="cuda")
+    log[(1,)](torch.full((1,), value, device="cuda"), o)
+"""
+
+
+def test_notes_are_told_once_and_fail_nothing(tmp_path):
+    (tmp_path / "test_noted.py").write_text(NOTED)
+    done = tool("-m", "pytest", "-n", "2", "-p", "no:cacheprovider", cwd=tmp_path)
+    assert (done.returncode, "3 passed" in done.stdout) == (0, True)
+    assert "NOTE (no failure; 2 tests, such as test_noted.py::test_root[-1.0])" in done.stdout
+    assert done.stdout.count("test_noted.py:6: nan-born in log: o_ptr") == 1
+
+
+def test_every_kind_has_a_remedy():
+    text = (Path(__file__).parents[2] / "docs" / "executor.md").read_text()
+    table = text.split("\n## Sanitizer\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?:note )?`([a-z-]+)`(?:, `-write`)? \|", table, re.MULTILINE)
+    assert {*rows, "out-of-bounds-write"} == set(REMEDIES)
+
+
+def test_an_access_that_follows_from_an_overflow_is_mended_with_it():
+    fields = {
+        "kernel": "add", "file": "k.py", "line": 7, "source": "", "argument": "x", "offset": -9,
+        "program_id": (0, 0, 0), "coordinates": None, "count": 1, "detail": "",
+    }  # fmt: skip
+    outside = Incident(kind="out-of-bounds-read", **fields)
+    wrapped = Incident(kind="integer-overflow", **fields)
+    assert "usual remedy: mask the load" in incidents_text([outside])
+    assert incidents_text([outside, wrapped]).count("usual remedy: widen a factor") == 2

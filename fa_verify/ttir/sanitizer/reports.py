@@ -56,8 +56,9 @@ class Reports:
             near = arg.distance(offset)
             detail = f"between the elements of {arg.name}, {near} from the nearest"
         if distance > 0:
+            unit = "element" if distance == 1 else "elements"
             side = "past the end" if high >= arg.size else "before the beginning"
-            detail += f"{', and ' * bool(detail)}up to {distance} element(s) {side} of {arg.name}"
+            detail += f"{', and ' * bool(detail)}up to {distance} {unit} {side} of {arg.name}"
         else:
             distance = near
         detail += f" (shape {arg.sizes}, strides {arg.strides})"

@@ -1,8 +1,8 @@
 """The pytest plugin behind ``python -m fa_verify.ttir -m pytest``: every test is an execution.
 
 A test during which an incident happens fails. One that needs what cannot be run is reported as
-"unsupported", which counts as a failure of the run. Loaded with ``-p`` on the command line, which
-xdist hands to its workers.
+"unsupported", which counts as a failure of the run. Notes fail nothing and are told at the end.
+Loaded with ``-p`` on the command line, which xdist hands to its workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.launch.session import execute
 from fa_verify.ttir.options import parse_options
 from fa_verify.ttir.scripts.redirect import redirected
-from fa_verify.ttir.scripts.wording import incidents_text
+from fa_verify.ttir.scripts.wording import (
+    counted,
+    headline,
+    incidents_text,
+    watched_text,
+    with_remedy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -63,6 +69,7 @@ class _Tests:
         self._begin()
         self._launches = 0
         self._kernels: set[str] = set()
+        self._notes: dict[str, tuple[str, set[str]]] = {}  # place and kind: text, tests
 
     def _begin(self) -> None:
         self._execution = ExitStack()
@@ -102,20 +109,24 @@ class _Tests:
         return None
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Count launches, those in xdist's workers included."""
+        """Count launches and collect notes, those of xdist's workers included."""
         names = getattr(report, "ttir_launches", [])
         self._launches += len(names)
         self._kernels |= set(names)
+        for key, text in getattr(report, "ttir_notes", []):
+            self._notes.setdefault(key, (text, set()))[1].add(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Say what was watched, and what could not be run."""
         terminalreporter.section("fa_verify.ttir")
         for report in terminalreporter.stats.get("unsupported", ()):
             terminalreporter.write_line(f"UNSUPPORTED {report.nodeid}: {report.ttir_unsupported}")
+        for text, tests in self._notes.values():
+            told = f"{counted(len(tests), 'test')}, such as {min(tests)}"
+            terminalreporter.write_line(f"NOTE (no failure; {told})\n{text}")
         watched = "watched" if self._options.sanitize else "not sanitized"
-        terminalreporter.write_line(
-            f"{self._launches} launches of {len(self._kernels)} kernels, {watched}"
-        )
+        ran = watched_text(self._launches, len(self._kernels))
+        terminalreporter.write_line(f"{ran}, {watched}")
 
 
 class _Seen:
@@ -123,7 +134,7 @@ class _Seen:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._incidents = self._launches = self._unsupported = 0
+        self._incidents = self._notes = self._launches = self._unsupported = 0
 
     def mark(self, report: Any, excinfo: pytest.ExceptionInfo[BaseException] | None = None) -> None:
         """Turn what is new into the outcome of `report`."""
@@ -131,12 +142,18 @@ class _Seen:
         incidents = run.incidents[self._incidents :]
         unsupported = run.unsupported[self._unsupported :]
         report.ttir_launches = [launch.kernel for launch in run.launches[self._launches :]]
+        report.ttir_notes = [
+            (f"{note.file}:{note.line} {note.kind} {note.argument}", with_remedy(note))
+            for note in run.notes[self._notes :]
+        ]
         self._incidents, self._launches = len(run.incidents), len(run.launches)
+        self._notes = len(run.notes)
         self._unsupported = len(run.unsupported)
         if not unsupported and excinfo is not None and isinstance(excinfo.value, Unsupported):
             unsupported = [excinfo.value]
         if incidents:
-            text = incidents_text(incidents)
+            # The first line is what the short summary shows.
+            text = f"{headline(incidents)}\n{incidents_text(incidents)}"
             if report.outcome == "failed":
                 report.sections.append(("fa_verify.ttir", text))
             else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fa_verify.ttir.launch.session import execute
 from fa_verify.ttir.scripts.redirect import redirected
-from fa_verify.ttir.scripts.wording import incident_text, incidents_text
+from fa_verify.ttir.scripts.wording import incident_text, incidents_text, watched_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ def _announce(incident: Incident) -> None:
 def _summarise(run: Run) -> None:
     sys.stdout.flush()
     launches, kernels = len(run.launches), len({launch.kernel for launch in run.launches})
-    lines = [f"fa_verify.ttir: {launches} launches of {kernels} kernels"]
+    lines = [f"fa_verify.ttir: {watched_text(launches, kernels)}"]
     if not run.options.sanitize:
         lines[0] += ", not sanitized"
     lines += [f"unsupported: {error}" for error in run.unsupported]

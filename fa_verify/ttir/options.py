@@ -21,8 +21,8 @@ class FloatModel:
         accumulation: How a dot adds up. "float32": in float32, in BLAS's order, then the
             accumulator; but fp8 operands of wgmma, whose sums keep 13 bits, as below. "exact": in
             float64, rounded once. "tensor_core": as Hopper's tensor cores do, in groups along k,
-            each sum truncated; float32 "ieee" dots as a chain of fused multiply-adds. That takes
-            tens of times longer.
+            each sum truncated; float32 "ieee" dots as a chain of fused multiply-adds. Attention
+            launches take 5 to 9 times as long.
         subnormals: "keep": IEEE arithmetic, as in the code Triton generates. "flush": float32
             sums, products and quotients read and write subnormal numbers as zero (PTX's .ftz).
         functions: "correct": float32 exponentials, roots, logarithms and quotients to within a few

@@ -51,6 +51,20 @@ def rows(x_ptr, y_ptr, n, start, BLOCK: tl.constexpr):
     tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n), mask=i < n)
 
 
+@triton.jit
+def both_axes(x_ptr, y_ptr, n, start, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)[:, None] * start + tl.arange(0, 16)[None, :]
+    at = x_ptr + i  # both_axes
+    tl.store(y_ptr + i, tl.load(tl.multiple_of(at, (16, 16)), mask=i < n), mask=i < n)
+
+
+@triton.jit
+def slanting(x_ptr, y_ptr, n, start, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)[:, None] * start + tl.arange(0, 16)[None, :]  # slanting
+    i = tl.multiple_of(i, (1, 16))
+    tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n), mask=i < n)
+
+
 def line_of(text):
     with open(__file__, encoding="utf-8") as source:  # noqa: PTH123
         return next(i for i, line in enumerate(source, 1) if line.rstrip().endswith(text))
@@ -77,6 +91,8 @@ def launch(kernel, start, programs=1, **options):
         (pointer, 12, 2, "multiple_of(..., 16) is claimed, but the value is"),
         (assumed, 16, 17, "what is assumed is false"),
         (rows, 32, 8, "multiple_of(..., 1, 16) is claimed, but the value at (0, 0) of"),
+        (both_axes, 20, 18, "multiple_of(..., 16, 16) is claimed, but the value at (1, 0) of"),
+        (slanting, 32, 1, "multiple_of(..., 1, 16) is claimed, but the value at (1, 0) of"),
     ],
 )
 def test_a_false_claim_is_reported_at_its_line_and_a_true_one_is_not(kernel, true, false, words):

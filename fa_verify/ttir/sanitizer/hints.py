@@ -2,7 +2,9 @@
 
 A claim (multiple_of, max_contiguous, max_constancy, assume) is held to its words, whether or not it
 misleads the compiler here. Divisible means every value or, where values count up by one, the first
-of each such run, as Triton's AxisInfo.h has it; contiguous and constant mean aligned groups of the
+of each such run, as Triton's AxisInfo.h has it. (Of an axis along which nothing counts up, as that
+of the rows in `multiple_of(pointers, (16, 16))`, values inside a run along another axis are not
+meant: no access is widened along such an axis.) Contiguous and constant mean aligned groups of the
 claimed length. In the IR a claim belongs to the operation that computes the value: that line is
 told.
 """
@@ -96,25 +98,48 @@ def _broken(
 ) -> Array:
     """Where a claim does not hold; of the shape of `numbers`."""
     wrong = np.zeros(numbers.shape, np.bool_)
-    if not shape:
-        return (numbers % claim[0] != 0) if name == "tt.divisibility" else wrong
+    if name == "tt.divisibility":
+        return _undivided(numbers, claim, unit) if shape else numbers % claim[0] != 0
     for axis, (extent, length) in enumerate(zip(shape, claim, strict=False), 1):
         group = min(length, extent)
-        if length <= 1 or (name != "tt.divisibility" and group <= 1):
+        if group <= 1:
             continue
         change = np.diff(numbers, axis=axis, prepend=np.take(numbers, [0], axis) - unit)
         if numbers.shape[axis] == 1:
             change = np.zeros(numbers.shape, numbers.dtype)
         starts = np.arange(numbers.shape[axis]) % group == 0
         starts = starts.reshape([-1 if d == axis else 1 for d in range(numbers.ndim)])
-        if name == "tt.divisibility":
-            first = np.arange(numbers.shape[axis]).reshape(starts.shape) == 0
-            wrong |= (first | (change != unit)) & (numbers % length != 0)
-        elif name == "tt.contiguity":
+        if name == "tt.contiguity":
             wrong |= (change != unit) & (~starts | (numbers.shape[axis] == 1))
         else:
             wrong |= (change != 0) & ~starts
     return wrong
+
+
+def _undivided(numbers: Array, claim: tuple[int, ...], unit: int) -> Array:
+    """Where values that are claimed to be divisible, and are meant to be, are not."""
+    inside = [_follows(numbers, axis, unit) for axis in range(1, numbers.ndim)]
+    wrong = np.zeros(numbers.shape, np.bool_)
+    for axis, length in enumerate(claim):
+        if length <= 1:
+            continue
+        meant = ~inside[axis]
+        others = [x for other, x in enumerate(inside) if other != axis]
+        if others:
+            followed = np.zeros(numbers.shape, np.bool_)
+            along = (slice(None),) * (axis + 1)
+            followed[(*along, slice(None, -1))] = inside[axis][(*along, slice(1, None))]
+            meant &= followed | ~np.logical_or.reduce(others)
+        wrong |= meant & (numbers % length != 0)
+    return wrong
+
+
+def _follows(numbers: Array, axis: int, unit: int) -> Array:
+    """Which values are one more than their neighbour before them."""
+    follows = np.zeros(numbers.shape, np.bool_)
+    here = (slice(None),) * axis + (slice(1, None),)
+    follows[here] = np.diff(numbers, axis=axis) == unit
+    return follows
 
 
 def assume(op: Op, low: Lowering) -> Step:

@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+import torch.profiler
+import torch.utils.checkpoint
 import triton
 import triton.language as tl
 
@@ -228,3 +230,41 @@ def test_everything_is_put_back():
     with redirected():
         pass
     assert (torch.Generator, torch.autocast.__init__, torch.library.Library.impl) == before
+
+
+@pytest.mark.parametrize("location", ["cuda", "cuda:0", torch.device("cuda", 0), "cpu", None])
+def test_files_are_loaded_where_they_are_asked_for(tmp_path, location):
+    torch.save({"x": torch.arange(3.0)}, tmp_path / "x.pt")
+    x = torch.load(tmp_path / "x.pt", map_location=location)["x"]
+    assert x.tolist() == [0, 1, 2]
+    assert x.is_cuda == (location not in ("cpu", None))
+
+
+def test_what_was_saved_on_cuda_is_loaded_there(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
+        torch.save(torch.arange(3.0), tmp_path / "x.pt")
+    assert torch.load(tmp_path / "x.pt").is_cuda
+    assert not torch.load(tmp_path / "x.pt", map_location="cpu").is_cuda
+
+
+def test_a_profiler_records_the_cpu(capfd):
+    kinds = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profiler:
+        torch.ones(3, device="cuda") + 1
+    assert "aten::add" in {event.key for event in profiler.key_averages()}
+    assert "CUDA" not in capfd.readouterr().err
+
+
+def test_checkpoints_recompute_on_cuda():
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    torch.utils.checkpoint.checkpoint(
+        lambda x: (x * 2).sin().exp(), x, use_reentrant=False
+    ).sum().backward()
+    assert x.grad.is_cuda
+
+
+def test_ranges_for_a_profiler_do_nothing():
+    with torch.cuda.nvtx.range("forward"):
+        torch.cuda.nvtx.mark("here")
+    assert torch.cuda.memory_summary() == ""

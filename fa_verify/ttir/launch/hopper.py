@@ -170,6 +170,7 @@ def _cuda() -> dict[str, Any]:
         "memory_reserved": _always(0),
         "max_memory_reserved": _always(0),
         "memory_stats": _always({}),
+        "memory_summary": _always(""),
         "reset_peak_memory_stats": nothing,
         "reset_max_memory_allocated": nothing,
         "reset_accumulated_memory_stats": nothing,

@@ -22,6 +22,7 @@ from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.launch import hopper, session
 from fa_verify.ttir.scripts.autocast import autocasting
 from fa_verify.ttir.scripts.devices import GPU, Devices, Inheritance, Redirection, real
+from fa_verify.ttir.scripts.frontends import frontends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +50,8 @@ def redirected(*, benchmarks: bool = True) -> Iterator[Devices]:
         stack.enter_context(hopper.answering())
         stack.enter_context(autocasting())
         for owner, replacements in _replacements(modes[0].kernels, functools.partial(_kept, modes)):
+            stack.enter_context(patch.multiple(owner, **replacements))
+        for owner, replacements in frontends(_DEVICES):
             stack.enter_context(patch.multiple(owner, **replacements))
         timers: dict[str, Any] = dict.fromkeys(
             _TIMERS, functools.partial(_do_bench, run=benchmarks)

@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.runtime.driver import driver
 
 from fa_verify import ttir
+from fa_verify.ttir.launch import session
 
 
 @triton.jit
@@ -291,10 +292,19 @@ def test_an_argument_may_be_anything_with_an_address():
     ]
 
 
-def test_a_compiled_kernel_takes_arguments_without_the_constants():
+def test_a_compiled_kernel_counts_its_arguments_as_cuda_s_launcher_does():
     x, y = torch.arange(16.0), torch.zeros(16)
     with ttir.execute():
         compiled = reverse[(1,)](x, y, 1, 16)
         y.zero_()
+        compiled[(1, 1, 1)](x, y, 1, 16)
+        assert torch.equal(y, x)
+        with pytest.raises(TypeError, match="1 arguments given to a compiled kernel that takes 4"):
+            compiled[(1, 1, 1)](x)
+        y.zero_()
+        if session.version() < (3, 7):  # seen on an H200 with Triton 3.6
+            with pytest.raises(TypeError, match="3 arguments"):
+                compiled[(1, 1, 1)](x, y, 1)
+            return
         compiled[(1, 1, 1)](x, y, 1)
     assert torch.equal(y, x)

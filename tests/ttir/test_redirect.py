@@ -184,6 +184,16 @@ def test_operators_registered_for_cuda_are_called():
         twice(torch.zeros(3))
 
 
+def test_operators_that_replace_torchs_are_called_by_the_script_only():
+    filled = []
+    with torch.library._scoped_library("aten", "IMPL") as library, ttir.execute():
+        library.impl("fill_.Scalar", lambda x, value: filled.append(value) or x, "CUDA")
+        x = torch.empty_like(torch.ones(3, device="cuda"))
+        assert filled == []
+        x.fill_(2.0)
+        assert filled == [2.0]
+
+
 def test_optimizers_step():
     model = torch.nn.Linear(2, 2).cuda()
     before = model.weight.detach().clone()

@@ -62,8 +62,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = self._kinds[func]
         if written is None:
             if isinstance(result, torch.Tensor):
-                with torch._C.DisableTorchFunction():  # noqa: SLF001 - devices must not be redirected
-                    self._poison(result)
+                self._poison(result)
         else:
             for position, name in written:
                 value = args[position] if position < len(args) else kwargs.get(name)
@@ -91,10 +90,16 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.memory.moved(tensor, before, size)
             step = tensor.element_size()
             with torch._C.DisableTorchFunction():  # noqa: SLF001 - devices must not be redirected
-                self._poison(tensor.as_strided((added // step,), (1,), size // step))
+                added_part = tensor.as_strided((added // step,), (1,), size // step)
+            self._poison(added_part)
         return result
 
     def _poison(self, tensor: torch.Tensor) -> None:
+        # Neither are devices redirected nor operators called that the script replaced by its own.
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
+            self._fill(tensor)
+
+    def _fill(self, tensor: torch.Tensor) -> None:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.numel() == 0:
             return
         self.memory.set_written(tensor, written=False)

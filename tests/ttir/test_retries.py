@@ -3,6 +3,8 @@
 # Triton reads the kernels in this file: their constexprs are upper-case and their names are short.
 # ruff: noqa: N803, SIM102
 
+import re
+
 import pytest
 import torch
 import triton
@@ -118,7 +120,7 @@ def test_a_load_on_which_more_depends_is_a_race(how):
     x, y = torch.ones(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     with ttir.execute() as run:
         watched[(4,)](x, y, torch.ones(4, dtype=torch.int32), how)
-    assert any("reads plainly" in detail for detail in races(run))
+    assert any(re.search("reads? plainly", detail) for detail in races(run))
 
 
 def test_without_more_the_same_kernel_is_silent():
@@ -133,7 +135,7 @@ def test_a_loop_that_may_not_run_checks_nothing():
     x, y = torch.ones(1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
     with ttir.execute() as run:
         maybe_no_turn[(3,)](x, y, 2)
-    assert any("reads plainly" in detail for detail in races(run))
+    assert any(re.search("reads? plainly", detail) for detail in races(run))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,12 @@ def write_all(y_ptr, SAME: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def store_rows(y_ptr, stride, SAME: tl.constexpr, BLOCK: tl.constexpr):
+    i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    tl.store(y_ptr + i * stride + j, j + (0 if SAME else 2 * i))  # rows
+
+
+@triton.jit
 def shift_in_place(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i + 1, mask=i + 1 < n, other=0.0)  # reads the neighbour
@@ -305,6 +311,20 @@ def test_programs_that_write_different_values_race(memory_limit):
     with ttir.execute(options) as run:
         y = torch.zeros(16)
         write_all[(3,)](y, True, 16)
+    assert run.incidents == []
+
+
+@pytest.mark.parametrize("stride", [0, 1])
+@pytest.mark.parametrize("programs", [1, 3])
+def test_one_store_that_gives_an_element_several_values_races_with_itself(stride, programs):
+    with ttir.execute() as run:
+        store_rows[(programs,)](torch.zeros(15 * stride + 16), stride, False, 16)
+    found = only(run, "race")
+    assert found.line == line_of("# rows")
+    assert programs > 1 or "several values to the same element at once" in found.detail
+    with ttir.execute() as run:
+        store_rows[(programs,)](torch.zeros(16), 0, True, 16)  # the same value, many times
+        store_rows[(programs,)](torch.zeros(256), 16, False, 16)
     assert run.incidents == []
 
 

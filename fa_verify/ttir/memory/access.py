@@ -332,7 +332,7 @@ class Accesses:
             turns.changed(touched, before)
         if arg.shadow is not None:
             cells.of(arg, arg.shadow)[touched.index] = True
-        if watched and self.machine.lanes.linear.size > 1:
+        if watched:
             self.races.collided(touched, raw)
         if self.read_back is not None and places:
             self.read_back.stored(touched, places[0])

@@ -1,10 +1,11 @@
 """Finds accesses of different programs to one element that nothing orders.
 
-Policy. Reported: two programs store different values to an element; one loads what another stores
-in the same launch, in either order of time; one accesses plainly what another updates atomically.
-Not reported: atomics among themselves, and the load whose value a compare-and-swap checks before
-anything depends on it (see `lowering.retries`); several programs that store the same bits; a
-program that reads what it wrote; accesses ordered by atomics (see `Order`).
+Policy. Reported: two programs, or one store of a program, give an element different values; one
+loads what another stores in the same launch, in either order of time; one accesses plainly what
+another updates atomically. Not reported: atomics among themselves, and the load whose value a
+compare-and-swap checks before anything depends on it (see `lowering.retries`); several programs
+that store the same bits; a program that reads what it wrote; accesses ordered by atomics (see
+`Order`).
 """
 
 from __future__ import annotations
@@ -137,12 +138,13 @@ class Races:
         writers = touched.of(touched.arg.track(self._tracking(touched).writer))
         after = writers[touched.index]
         lost = (after != touched.me) & (after != MANY)
+        wrong = bits(touched.of(touched.arg.flat)[touched.index]) != bits(raw)
+        if wrong.any():
+            how = "writes another value than {who} to the same element"
+            self._report(touched, after, lost & wrong, how)
+            how = "writes several values to the same element at once"
+            self._report(touched, after, (after == touched.me) & wrong, how)
         if lost.any():
-            now = touched.of(touched.arg.flat)[touched.index]
-            wrong = lost & (bits(now) != bits(raw))
-            self._report(
-                touched, after, wrong, "writes another value than {who} to the same element"
-            )
             self._set_many(touched, self._tracking(touched).writer, lost)
 
     def atomic(self, touched: Touched, *, acquires: bool, releases: bool) -> None:

@@ -81,6 +81,8 @@ def main(arguments: list[str]) -> int:
               f"--ttir-config={given.config}", f"--ttir-float={given.float}"]  # fmt: skip
     handed += ["--ttir-no-sanitize"] * given.no_sanitize
     handed += ["--ttir-no-benchmarks"] * given.no_benchmarks
+    # Workers share the cores, and tiles are small: waiting threads would cost more than they bring.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A fresh process: pytest rewrites the assertions of plugins, which must not be imported yet.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     command = [sys.executable, *flags, "-m", "pytest", *handed, *rest]

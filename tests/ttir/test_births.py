@@ -58,6 +58,14 @@ def rescaled(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def selected(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+    ratio = tl.where(i < n, x / x, 1.0)  # 0 / 0 behind the end is left out
+    tl.store(y_ptr + i, tl.sqrt(ratio - 2.0), mask=i < n)  # after a select
+
+
+@triton.jit
 def total(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i) * tl.where(i < n, float("inf"), float("-inf"))
@@ -165,6 +173,12 @@ def test_what_follows_from_a_loaded_nan_that_a_maximum_dropped_is_not_called_bor
     x[3] = torch.inf
     _, (note,) = launch(rescaled, x, 4, 5)
     assert note.program_id == (3, 0, 0)
+
+
+def test_a_nan_that_a_select_left_out_is_not_the_one_that_was_stored():
+    _, (note,) = launch(selected, torch.ones(16), 1, 9)
+    assert note.line == line_of("# after a select")
+    assert "of -1 gave NaN" in note.detail
 
 
 def test_a_sum_of_opposite_infinities_is_named():

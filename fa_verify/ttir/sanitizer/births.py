@@ -59,11 +59,24 @@ class Tracer:
         """See nothing yet."""
         self.nan: Birth | None = None
         self.inf: Birth | None = None
+        self._hidden: Birth | None = None  # a first birth, all of which a select left out
         self._dropped = False  # a NaN vanished in a maximum: what is born now may stem from it
 
     def reset(self) -> None:
         """Forget."""
-        self.nan, self.inf, self._dropped = None, None, False
+        self.nan, self.inf, self._hidden, self._dropped = None, None, None, False
+
+    @property
+    def birth(self) -> Birth | None:
+        """The first birth of a NaN that no select left out, or else the first."""
+        return self.nan or self._hidden
+
+    def hide(self, operands: Sequence[Array], result: Array) -> None:
+        """Look whether a select leaves out every NaN."""
+        if self.nan is None or np.isnan(result).any():
+            return
+        if any(np.isnan(x).any() for x in operands):
+            self.nan, self._hidden = None, self._hidden or self.nan
 
     def drop(self, operands: Sequence[Array], results: Sequence[Array], axis: int | None) -> None:
         """Look whether a maximum or minimum leaves out a NaN; `axis`: what a reduction removes."""
@@ -122,6 +135,8 @@ class _TracedLowering(Lowering):
             step(env)
             for slot in results:
                 tracer.look(op.name, site, before, env[slot])
+            if op.name == "arith.select":
+                tracer.hide(before, env[results[0]])
             if drops:
                 tracer.drop(before, [env[slot] for slot in results], axis)
 
@@ -188,7 +203,7 @@ def explain(  # noqa: PLR0917
                     tracer = again.replay(names, values, grid, options, memory, linear)
                 except Unsupported:
                     return
-                births[linear] = (tracer.nan, tracer.inf)
+                births[linear] = (tracer.birth, tracer.inf)
             nan, inf = births[linear]
             if nan is not None:
                 break

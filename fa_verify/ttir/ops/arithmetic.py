@@ -18,22 +18,19 @@ if TYPE_CHECKING:
     from fa_verify.ttir.syntax.ir import Op
 
 
-def _rounded_in_place(fresh: Array, scalar: str) -> Array:
-    return round_to(fresh, scalar, fresh)
-
-
 def _rounded(function: Callable[..., Array]) -> Rule:
     def rule(op: Op, low: Lowering) -> Step | None:
         scalar = op.results[0].type.scalar
-        if scalar in NARROW:
-            return low.nary(op, lambda *xs: _rounded_in_place(function(*xs), scalar))
         if scalar == "f32" and low.floats.subnormals == "flush":
             return low.nary(op, lambda *xs: flush(function(*[flush(x) for x in xs])))
-        return (
-            elementwise(op, low, function)
-            if isinstance(function, np.ufunc)
-            else low.nary(op, function)
-        )
+        places = isinstance(function, np.ufunc)  # it takes `out`
+
+        def narrow(*xs: Array, **out: Array | None) -> Array:
+            fresh = function(*xs, **out)
+            return round_to(fresh, scalar, fresh)
+
+        chosen = narrow if scalar in NARROW else function
+        return elementwise(op, low, chosen) if places else low.nary(op, chosen)
 
     return rule
 

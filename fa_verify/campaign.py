@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from fa_verify.kernel import Kernel
 
-__all__ = ["Listener", "Plan", "replay", "run"]
+__all__ = ["Listener", "Plan", "drawn", "replay", "run"]
 
 # Cases drawn from one seed; the next shard's seed follows from the run's. A multiple of 2, 3, 4, 6
 # and 8, so that on CUDA a form meets one configuration only.
@@ -200,6 +200,12 @@ def _shrink_all(
             shrunk = future.result()
             if shrunk is not None:
                 listener.shrunk(shrunk)
+
+
+def drawn(kernel: Kernel, plan: Plan) -> Iterator[tuple[Case, Setup]]:
+    """The cases that a run gives a kernel, each with its setup."""
+    for index, case in _cases(kernel, plan):
+        yield case, _setup(plan, index)
 
 
 def _verify_all(

@@ -1,4 +1,4 @@
-"""The command line: check, replay, selftest, list, report, compare. Thin: the work is done below.
+"""The command line: check, replay, selftest, mutate, list, report, compare. All work is done below.
 
 Exit codes: 0 all pass, 1 a kernel failed, 2 misuse, 3 nothing was verified, 4 the harness broke.
 """
@@ -156,6 +156,57 @@ def replay(target: str, case: str, **options: Any) -> int:
 def selftest(target: str | None, folder: Path, **options: Any) -> int:
     """Show what the oracle catches: known defects in small kernels, or put on TARGET's kernel."""
     from fa_verify.selftest import selftest as run  # noqa: PLC0415
+
+    return run(target, folder, **options)
+
+
+@_cli.command()
+@click.argument("target")
+@click.option(
+    "--only", multiple=True, metavar="ID", help="Only mutants whose id begins so; repeatable."
+)
+@click.option(
+    "--operators", multiple=True, metavar="NAME", help="Only this kind of change; repeatable."
+)
+@click.option(
+    "--cases",
+    type=click.IntRange(min=1),
+    default=48,
+    show_default=True,
+    help="Cases that mutants are tried on.",
+)
+@click.option("--budget", type=_Seconds(), default=None, help="Stop after this long: 90s, 2m, 1h.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    default=None,
+    help="At most so many mutants, evenly from functions and operators.  [default: all]",
+)
+@click.option(
+    "-n",
+    "--workers",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Worker processes.  [default: one a core]",
+)
+@click.option(
+    "--min-score",
+    type=click.FloatRange(min=0, max=100),
+    default=None,
+    help="Percent of mutants killed below which the exit code is 1.",
+)
+@click.option(
+    "--report",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("fa-verify-mutation"),
+    show_default=True,
+    help="Folder of the table.",
+)
+def mutate(target: str, folder: Path, **options: Any) -> int:
+    """Plant small defects in TARGET's kernels and show which of them the suite does not see."""
+    from fa_verify.mutation import mutate as run  # noqa: PLC0415
 
     return run(target, folder, **options)
 

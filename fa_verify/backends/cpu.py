@@ -32,13 +32,21 @@ class CpuBackend:
 
     device = "cpu"
 
-    def __init__(self, *, seconds: float | None = None, memory_limit: int = 4 << 30) -> None:
+    def __init__(
+        self,
+        *,
+        seconds: float | None = None,
+        memory_limit: int = 4 << 30,
+        alteration: ttir.Alteration | None = None,
+    ) -> None:
         """Set the limits.
 
         Args:
             seconds: Wall-clock limit of one run; past it the execution is a timeout.
             memory_limit: Bytes of live intermediates.
+            alteration: Changes the kernels that run.
         """
+        self._alteration = alteration
         self._seconds = seconds
         self._memory_limit = memory_limit
 
@@ -101,6 +109,7 @@ class CpuBackend:
             config=setup.config,
             memory_limit=self._memory_limit,
             origin=str(Path(kernel.target.rpartition(":")[0]).resolve()),
+            alteration=self._alteration,
             deadline=None if self._seconds is None else time.monotonic() + self._seconds,
         )
 

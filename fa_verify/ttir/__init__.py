@@ -16,12 +16,20 @@ inside a program, num_warps, num_stages, layouts.
 
 from fa_verify.ttir.errors import TimeLimit, Unsupported
 from fa_verify.ttir.launch.session import Run, activated, available, execute
-from fa_verify.ttir.options import FLOAT_MODELS, FloatModel, Incident, Launch, Options
+from fa_verify.ttir.options import (
+    FLOAT_MODELS,
+    Alteration,
+    FloatModel,
+    Incident,
+    Launch,
+    Options,
+)
 from fa_verify.ttir.sanitizer.regions import Footprint
 from fa_verify.ttir.scripts.redirect import redirected
 
 __all__ = [
     "FLOAT_MODELS",
+    "Alteration",
     "FloatModel",
     "Footprint",
     "Incident",

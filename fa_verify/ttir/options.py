@@ -5,8 +5,36 @@ Plain values; nothing here runs anything.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_type_hints
+
+if TYPE_CHECKING:
+    from fa_verify.ttir.syntax.ir import Module
+
+Grid = tuple[int, int, int]
+Edit = Callable[["Module"], None]
+
+
+class Alteration(Protocol):
+    """Changes kernels, or how they are launched, to see what comes of it."""
+
+    def edit(self, kernel: str) -> Edit | None:
+        """What changes a kernel's module; hashable, equal for equal edits. None: nothing does."""
+        ...
+
+    def launch(
+        self, kernel: str, grid: Grid, given: dict[str, Any], constants: frozenset[str]
+    ) -> tuple[Grid, dict[str, Any]]:
+        """The grid and the arguments to launch with instead.
+
+        Args:
+            kernel: The function's name.
+            grid: Programs along x, y, z.
+            given: Arguments by name, constants and compiler options included.
+            constants: Names of the constexpr parameters.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +118,7 @@ class Options:
             origin do not share Triton's disk cache, so that incidents name this origin's files and
             not a copy's.
         deadline: A `time.monotonic()` moment after which `TimeLimit` is raised.
+        alteration: Changes the kernels that run; None: they run as they are.
     """
 
     schedule: Literal["forward", "reverse", "shuffled", "serial"] = "forward"
@@ -102,6 +131,7 @@ class Options:
     max_incidents: int = 64
     origin: str = ""
     deadline: float | None = None
+    alteration: Alteration | None = None
 
     def __post_init__(self) -> None:
         """Reject values that mean nothing."""

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.lowering.lower import Rule
     from fa_verify.ttir.memory.known import Memory
     from fa_verify.ttir.numbers.floats import Array
-    from fa_verify.ttir.options import FloatModel, Options
+    from fa_verify.ttir.options import Edit, FloatModel, Options
     from fa_verify.ttir.syntax.ir import Module, Op, Type
 
 RULES: dict[str, Rule] = {
@@ -93,7 +93,12 @@ class Program:
     """One specialisation of one kernel."""
 
     def __init__(
-        self, text: str, file: str, floats: FloatModel, lowering: Callable[..., Lowering] = Lowering
+        self,
+        text: str,
+        file: str,
+        floats: FloatModel,
+        lowering: Callable[..., Lowering] = Lowering,
+        edit: Edit | None = None,
     ) -> None:
         """Parse and lower.
 
@@ -103,11 +108,15 @@ class Program:
                 a compiler cache may have kept from another copy of the same source.
             floats: How the chip's arithmetic is imitated.
             lowering: What lowers each function.
+            edit: Changes the module before it is lowered.
 
         Raises:
             Unsupported: The kernel has an operation that cannot be run.
         """
         module = parse(text, LIBRARY)
+        self.edit = edit
+        if edit is not None:
+            edit(module)
         self.name, self.types = module.entry.name, [arg.type for arg in module.entry.args]
         self.machine = Machine()
         self._compiled_from = module.entry.location.file
@@ -354,7 +363,18 @@ def _number(value: Any) -> int:
 
 @lru_cache(maxsize=1024)
 def program_for(text: str, file: str, floats: FloatModel) -> Program:
-    """The program for a TTIR text under a float model, parsed and lowered at most once.
+    """The program for a TTIR text under a float model, parsed and lowered at most once."""
+    return _lowered(text, file, floats, None)
+
+
+@lru_cache(maxsize=8)  # an edit is tried on a few cases and not seen again
+def edited(text: str, file: str, floats: FloatModel, edit: Edit) -> Program:
+    """The program for a TTIR text after an edit."""
+    return _lowered(text, file, floats, edit)
+
+
+def _lowered(text: str, file: str, floats: FloatModel, edit: Edit | None) -> Program:
+    """Parse and lower.
 
     Meanwhile cyclic garbage is not collected: a collection in the midst of so many young objects
     costs ten times the lowering itself.
@@ -362,7 +382,7 @@ def program_for(text: str, file: str, floats: FloatModel) -> Program:
     enabled = gc.isenabled()
     gc.disable()
     try:
-        return Program(text, file, floats)
+        return Program(text, file, floats, edit=edit)
     finally:
         if enabled:
             gc.enable()

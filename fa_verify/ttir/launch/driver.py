@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler.compiler import CompiledKernel
 
-from fa_verify.ttir.engine.program import TensorDescriptorArgument, program_for
+from fa_verify.ttir.engine.program import TensorDescriptorArgument, edited, program_for
 from fa_verify.ttir.launch import session
 from fa_verify.ttir.launch.compiler import CAPABILITY
 from fa_verify.ttir.launch.hopper import PROPERTIES
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fa_verify.ttir.engine.program import Program
+    from fa_verify.ttir.options import Options
     from fa_verify.ttir.sanitizer.findings import Findings
 
 # Triton keeps one cache of compiled kernels a device index; no real GPU has this one.
@@ -121,7 +122,7 @@ class Launcher:
             torch.utils._python_dispatch._disable_current_modes(),  # noqa: SLF001
             torch._C.DisableTorchFunction(),  # noqa: SLF001 - devices must not be redirected
         ):
-            program = program_for(text, self.file, run.options.float_model)
+            program = self._program(text, run.options)
             compiled = time.perf_counter()
             if run.options.sanitize:
                 self._check_constants(program, args, run.findings)
@@ -143,6 +144,12 @@ class Launcher:
         )  # fmt: skip
         if leave is not None:
             leave(launch_metadata)
+
+    def _program(self, text: str, options: Options) -> Program:
+        edit = options.alteration.edit(self.metadata.name) if options.alteration else None
+        if edit is None:
+            return program_for(text, self.file, options.float_model)
+        return edited(text, self.file, options.float_model, edit)
 
     def _given(self, count: int) -> list[tuple[Any, Any]]:
         """The parameters that `count` arguments stand for.

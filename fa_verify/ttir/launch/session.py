@@ -20,6 +20,7 @@ from triton.runtime.driver import driver as active_driver
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.launch import hopper
 from fa_verify.ttir.launch.allocations import Allocations
+from fa_verify.ttir.launch.altered import altered
 from fa_verify.ttir.launch.autotune import pinned
 from fa_verify.ttir.launch.heap import keep_freed_memory
 from fa_verify.ttir.memory.known import Memory
@@ -190,6 +191,8 @@ def execute(
         stack.enter_context(activated())
         stack.callback(origin.reset, origin.set(options.origin or str(Path.cwd())))
         stack.enter_context(pinned(options.config, run.configs))
+        if options.alteration is not None:
+            stack.enter_context(altered(options.alteration))
         _running.append(run)
         stack.callback(_running.clear)
         stack.enter_context(run.allocations)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.memory.known import Memory
     from fa_verify.ttir.memory.values import Pointer, Terms
     from fa_verify.ttir.numbers.floats import Array
-    from fa_verify.ttir.options import FloatModel, Options
+    from fa_verify.ttir.options import Edit, FloatModel, Options
     from fa_verify.ttir.sanitizer.findings import Site
     from fa_verify.ttir.syntax.ir import Op
 
@@ -162,9 +162,9 @@ class Dry(Accesses):
 class Traced(Program):
     """A kernel that is looked at operation by operation."""
 
-    def __init__(self, text: str, file: str, floats: FloatModel) -> None:
+    def __init__(self, text: str, file: str, floats: FloatModel, edit: Edit | None) -> None:
         self.tracer = Tracer()
-        super().__init__(text, file, floats, partial(_TracedLowering, tracer=self.tracer))
+        super().__init__(text, file, floats, partial(_TracedLowering, tracer=self.tracer), edit)
 
     def replay(  # noqa: PLR0917
         self, names: Sequence[str], values: Sequence[Any], grid: tuple[int, int, int],
@@ -179,9 +179,9 @@ class Traced(Program):
 
 
 @lru_cache(maxsize=64)
-def traced(text: str, file: str, floats: FloatModel) -> Traced:
+def traced(text: str, file: str, floats: FloatModel, edit: Edit | None) -> Traced:
     """The kernel, to be run again."""
-    return Traced(text, file, floats)
+    return Traced(text, file, floats, edit)
 
 
 def explain(  # noqa: PLR0917
@@ -192,7 +192,7 @@ def explain(  # noqa: PLR0917
     stored = program.machine.accesses.nans if 0 not in grid else {}
     if not stored or program.waits or program.read_back:
         return
-    again = traced(text, file, options.float_model)
+    again = traced(text, file, options.float_model, program.edit)
     births: dict[int, tuple[Birth | None, Birth | None]] = {}
     for by_program in stored.values():
         tried = np.array(list(by_program))

@@ -83,7 +83,7 @@ def confirm(  # noqa: PLR0917
     pending = program.machine.accesses.wraps if 0 not in grid else {}
     if not pending:
         return
-    again = traced(text, file, options.float_model)
+    again = traced(text, file, options.float_model, program.edit)
 
     def went(changed: Line | None) -> bytes:
         accesses = again.machine.accesses = _Recorded(again.machine, changed)

@@ -61,10 +61,18 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A line of source: where an operation was written."""
+    """Where an operation was written.
+
+    Attributes:
+        file: Source file; line, column: in it.
+        calls: The same of each call that inlining passed through, from the innermost to the
+            outermost, Triton's own library included; tells two uses of one helper apart.
+    """
 
     file: str = ""
     line: int = 0
+    column: int = 0
+    calls: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(slots=True, eq=False)

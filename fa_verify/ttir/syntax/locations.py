@@ -29,6 +29,8 @@ class Locations:
             chain = self._chain(raw.strip(), 0)
             user = [x for x in chain if self._library not in x.file]
             found = user[0] if user else (chain[0] if chain else Location())
+            calls = tuple([(x.file, x.line, x.column) for x in chain])
+            found = Location(found.file, found.line, found.column, calls)
             self._memo[raw] = found
         return found
 
@@ -43,7 +45,7 @@ class Locations:
                 self._chains[raw] = chain
             return chain
         if match := _FILE_LOC.match(raw):
-            return [Location(match[1], int(match[2]))]
+            return [Location(match[1], int(match[2]), int(match[3]))]
         if match := _NAME_LOC.match(raw):
             return self._chain(match[1], depth + 1)
         if raw.startswith("callsite("):

@@ -1,0 +1,216 @@
+"""`mutate`: shows how well the suite guards a kernel, by planting small defects in its IR.
+
+No source is needed: the defects are put into what Triton compiles, and into its launches.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from fa_verify import campaign, loader
+from fa_verify.errors import InvalidInputError
+from fa_verify.mutation import table
+from fa_verify.mutation.hunt import Hunt
+from fa_verify.mutation.outcome import Outcome, score
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fa_verify.kernel import Kernel
+    from fa_verify.mutation.hunt import Quarry
+
+__all__ = ["mutate"]
+
+
+def mutate(
+    target: str,
+    folder: Path,
+    *,
+    only: Sequence[str] = (),
+    operators: Sequence[str] = (),
+    cases: int = 48,
+    budget: float | None = None,
+    seed: int = 0,
+    sample: int | None = None,
+    workers: int | None = None,
+    min_score: float | None = None,
+) -> int:
+    """Make mutants of a kernel, run the suite on each, print and write what became of them.
+
+    Args:
+        target: The kernel.
+        folder: Where mutation.json and mutation.md are written.
+        only: Ids (or beginnings of ids) of mutants; empty: all.
+        operators: Kinds of change; empty: all.
+        cases: How many cases, the first that a run of `seed` draws.
+        budget: Seconds for all; mutants that had fewer cases for it say so.
+        seed: Of the distribution, and of the sample.
+        sample: At most so many mutants, evenly from each function and operator.
+        workers: Processes; None: one a core.
+        min_score: Percent below which the exit code is 1; None: no limit.
+
+    Returns:
+        0, or 1 where the score is below `min_score`.
+    """
+    console = Console(highlight=False)
+    begin = time.monotonic()
+    kernel = _kernel(target)
+    workers = workers or len(os.sched_getaffinity(0))
+    hunt = Hunt(kernel, workers, None if budget is None else begin + budget)
+    try:
+        drawn = list(campaign.drawn(kernel, campaign.Plan(cases=cases, seed=seed)))
+        hunt.survey(drawn)
+        if not hunt.cases:
+            case, why = hunt.unfit[0]
+            msg = f"target={target!r}: passes none of {cases} cases; mend it first: {why} [{case}]"
+            raise InvalidInputError(msg)
+        if not hunt.quarries:
+            msg = (
+                f"target={target!r}: launches no Triton kernel in {cases} cases: nothing to mutate"
+            )
+            raise InvalidInputError(msg)
+        wanted = _wanted(list(hunt.quarries.values()), only, operators, sample, seed)
+        console.print(f"{len(wanted)} of {len(hunt.quarries)} mutants on {len(hunt.cases)} cases")
+        hunt.run(wanted, lambda name, done, left: _tell(console, name, done, left, len(hunt.cases)))
+    finally:
+        hunt.stop()
+    names = {prey.number: str(prey.case) for prey in hunt.cases}
+    outcomes = [_outcome(quarry, names) for quarry in wanted]
+    total = score(outcomes)
+    headline = (
+        f"{100 * total.share:.1f}% of {total.killed + total.survived} mutants of {kernel.name} "
+        f"killed; {total.survived} survived, {total.equivalent} proven equivalent, "
+        f"{total.invalid} invalid ({len(hunt.cases)} cases, "
+        f"{time.monotonic() - begin:.0f} s on {workers} workers)"
+    )
+    unfit = [f"{why} [{case}]" for case, why in hunt.unfit]
+    _write(folder, outcomes, table.render(outcomes, headline, unfit))
+    _show(console, outcomes, target)
+    console.print(Text(headline))
+    console.print(Text(str(folder / "mutation.md"), style="dim"), soft_wrap=True)
+    return int(min_score is not None and 100 * total.share < min_score)
+
+
+def _kernel(target: str) -> Kernel:
+    kernels = loader.load(target)
+    if len(kernels) != 1:
+        msg = f"target={target!r}: names {len(kernels)} kernels; mutate needs file.py:NAME"
+        raise InvalidInputError(msg)
+    return kernels[0]
+
+
+def _wanted(
+    quarries: list[Quarry],
+    only: Sequence[str],
+    operators: Sequence[str],
+    sample: int | None,
+    seed: int,
+) -> list[Quarry]:
+    """The mutants that were asked for.
+
+    Raises:
+        InvalidInputError: A name fits none.
+    """
+    known = sorted({q.mutant.operator for q in quarries})
+    for operator in operators:
+        if operator not in known:
+            msg = (
+                f"operators={operator!r}: no mutant of this kind here; there are {', '.join(known)}"
+            )
+            raise InvalidInputError(msg)
+    for name in only:
+        if not any(q.mutant.id.startswith(name) for q in quarries):
+            msg = f"only={name!r}: begins no mutant's id; a run's mutation.json lists them"
+            raise InvalidInputError(msg)
+    chosen = [
+        q
+        for q in quarries
+        if (not only or q.mutant.id.startswith(tuple(only)))
+        and (not operators or q.mutant.operator in operators)
+    ]
+    if sample is None or len(chosen) <= sample:
+        return chosen
+    return _sampled(chosen, sample, seed)
+
+
+def _sampled(chosen: list[Quarry], sample: int, seed: int) -> list[Quarry]:
+    """One of each function and operator in turn, in an order drawn from the seed."""
+    shuffled = sorted(chosen, key=lambda q: q.mutant.id)
+    random.Random(seed).shuffle(shuffled)  # noqa: S311 - a sample, no secret
+    turns: dict[tuple[str, str], int] = {}
+    ranked = []
+    for quarry in shuffled:
+        kind = (quarry.mutant.kernel, quarry.mutant.operator)
+        turns[kind] = turns.get(kind, 0) + 1
+        ranked.append((turns[kind], quarry))
+    ranked.sort(key=lambda pair: pair[0])
+    return [quarry for _, quarry in ranked[:sample]]
+
+
+def _outcome(quarry: Quarry, names: dict[int, str]) -> Outcome:
+    found, fate = quarry.found, quarry.fate
+    kind, message = "survived", ""
+    if fate is not None:
+        kind, message = fate.kind, fate.message
+    elif quarry.proof and not quarry.changed:
+        kind, message = "equivalent", quarry.proof
+    return Outcome(
+        id=quarry.mutant.id,
+        kernel=quarry.mutant.kernel,
+        operator=quarry.mutant.operator,
+        says=found.says,
+        file=_shown(found.file),
+        line=found.line,
+        source=linecache.getline(found.file, found.line).strip() if found.file else "",
+        fate=kind,
+        check=fate.check if fate is not None else "",
+        message=message,
+        cases=len(quarry.cases),
+        changed=len(quarry.changed),
+        case=names[quarry.cases[-1]] if kind == "killed" else "",
+        seconds=quarry.seconds,
+    )
+
+
+def _shown(file: str) -> str:
+    path = Path(file)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if file and path.is_relative_to(here) else file
+
+
+def _tell(console: Console, name: str, done: int, left: int, cases: int) -> None:
+    console.print(Text(f"{name} of case {done} of {cases}: {left} mutants left", style="dim"))
+
+
+def _show(console: Console, outcomes: Sequence[Outcome], target: str) -> None:
+    """Survivors, each with its line; one alone, with how to run it again."""
+    for outcome in outcomes:
+        if outcome.fate == "survived" or len(outcomes) == 1:
+            console.print(Text(f"{outcome.id}: {outcome.sentence}"), soft_wrap=True)
+            if outcome.source:
+                console.print(Text(f"    {outcome.source}", style="dim"), soft_wrap=True)
+            console.print(
+                Text(f"    fa-verify mutate {target} --only {outcome.id}", style="dim"),
+                soft_wrap=True,
+            )
+
+
+def _write(folder: Path, outcomes: Sequence[Outcome], text: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "mutation.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(outcomes), indent=1)
+        )
+        (folder / "mutation.md").write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"report={str(folder)!r}: cannot be written ({error.strerror}); choose another folder"
+        raise InvalidInputError(msg) from error

@@ -1,0 +1,64 @@
+"""What runs inside a worker process: it looks what a case allows, and tries mutants on it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING
+
+from fa_verify import loader, worker
+from fa_verify.backends.base import Setup
+from fa_verify.case import Case
+from fa_verify.mutation.subject import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fa_verify.kernel import Kernel
+    from fa_verify.mutation.subject import Fate
+    from fa_verify.ttir.mutation.recorder import AnyMutant, Found
+
+__all__ = ["Ready", "attempt", "start", "survey"]
+
+_MEMORY = 4 << 30  # bytes of live intermediates, as `backends.cpu` has them
+_SUBJECTS = 4  # kept: mutants of one case come one after the other
+
+Ready = tuple[str, float, list[dict["AnyMutant", "Found"]]]
+
+
+def start(memory: int) -> None:
+    """Prepare the process."""
+    worker.start(0.0, memory, cap=True)
+
+
+@functools.cache
+def _kernel(target: str) -> Kernel:
+    (kernel,) = loader.load(target)
+    return kernel
+
+
+@functools.lru_cache(maxsize=_SUBJECTS)
+def _subject(target: str, case: str, setup: str) -> Subject:
+    return Subject(_kernel(target), Case.parse(case), Setup.parse(setup), _MEMORY)
+
+
+def survey(target: str, case: str, setup: str) -> Ready:
+    """Why the kernel itself fails the case ("" if it passes), its seconds, mutants of each part."""
+    subject = _subject(target, case, setup)
+    failure = subject.failure()
+    if failure:
+        return failure, 0.0, []
+    return "", subject.seconds, subject.found()
+
+
+def attempt(
+    target: str, case: str, setup: str, mutants: Sequence[tuple[AnyMutant, int | None]]
+) -> list[tuple[Fate, float]]:
+    """Try mutants, each on a part of the case or (None) on the whole; fates and seconds."""
+    subject = _subject(target, case, setup)
+    fates = []
+    for mutant, part in mutants:
+        begin = time.perf_counter()
+        fate = subject.try_whole(mutant) if part is None else subject.try_part(mutant, part)
+        fates.append((fate, time.perf_counter() - begin))
+    return fates

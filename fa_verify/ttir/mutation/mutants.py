@@ -1,0 +1,102 @@
+"""`Mutant`: one change at one place of a kernel's source, in whatever it is compiled to.
+
+A place is the line and column of an operation and of each call that it was inlined through. Loops
+that are unrolled, and functions specialised for several constants, have copies of it: a mutant
+changes all of them, as a slip of whoever wrote that line would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fa_verify.ttir.mutation import accesses, expressions, wholes
+from fa_verify.ttir.mutation.changes import Facts
+from fa_verify.ttir.mutation.surgery import Surgery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.ttir.mutation.changes import Change, Operator
+    from fa_verify.ttir.options import Edit, Grid
+    from fa_verify.ttir.syntax.ir import Location, Module, Op
+
+__all__ = ["OPERATORS", "Mutant", "mutants"]
+
+OPERATORS: tuple[Operator, ...] = (
+    *accesses.OPERATORS,
+    *expressions.OPERATORS,
+    *wholes.OPERATORS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One change at one place.
+
+    Attributes:
+        kernel: The Triton function that is launched.
+        place: Line and column of the operation and of the calls around it.
+        op: The operation's name.
+        operator: The kind of change; label: which of its kind.
+    """
+
+    kernel: str
+    place: tuple[tuple[str, int, int], ...]
+    op: str
+    operator: str
+    label: str
+
+    @property
+    def id(self) -> str:
+        """A short name, the same for the same source wherever it lies."""
+        place = [(Path(file).name, line, column) for file, line, column in self.place]
+        text = repr((self.kernel, place, self.op, self.label))
+        return f"{self.operator}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+    def edit(self, kernel: str) -> Edit | None:
+        """As an `Alteration`: this mutant, for its own kernel."""
+        return self if kernel == self.kernel else None
+
+    def launch(
+        self, kernel: str, grid: Grid, given: dict[str, Any], constants: frozenset[str]
+    ) -> tuple[Grid, dict[str, Any]]:
+        """As an `Alteration`: launches stay as they are."""
+        del kernel, constants
+        return grid, given
+
+    def __call__(self, module: Module) -> None:
+        """Change a module."""
+        surgery = Surgery(module)
+        for change in [x for op, x in _changes(module, surgery) if _mutant(module, op, x) == self]:
+            change.apply(surgery)
+        surgery.sweep()
+
+
+def mutants(module: Module) -> dict[Mutant, list[tuple[Change, Location]]]:
+    """All that a module allows, each with the changes that it stands for and where these are."""
+    found: dict[Mutant, list[tuple[Change, Location]]] = {}
+    for op, change in _changes(module, Surgery(module)):
+        found.setdefault(_mutant(module, op, change), []).append((change, op.location))
+    return found
+
+
+def _changes(module: Module, surgery: Surgery) -> Iterator[tuple[Op, Change]]:
+    facts = Facts(module)
+    for op in surgery.ops():
+        if op.location.calls:
+            for operator in OPERATORS:
+                for change in operator(op, facts):
+                    yield op, change
+
+
+def _mutant(module: Module, op: Op, change: Change) -> Mutant:
+    return Mutant(
+        kernel=module.entry.name,
+        place=op.location.calls,
+        op=op.name,
+        operator=change.operator,
+        label=change.label,
+    )

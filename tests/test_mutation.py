@@ -1,0 +1,108 @@
+"""`fa-verify mutate`: what it kills, proves, shows, writes and returns."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fa_verify.mutation.outcome import Outcome, score
+from fa_verify.mutation.table import render
+
+TARGET = "fa_verify/zoo/kernels/launch.py:flash"
+
+
+def mutate(folder, *options, target=TARGET):
+    command = [sys.executable, "-c", "from fa_verify.cli import main; main()", "mutate", target]
+    done = subprocess.run(
+        [*command, "--report", str(folder), "-n", "1", *options],
+        capture_output=True, text=True, timeout=400, check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    found = folder / "mutation.json"
+    outcomes = [Outcome(**o) for o in json.loads(found.read_text())] if found.exists() else []
+    return done.returncode, done.stdout + done.stderr, outcomes
+
+
+def test_mutants_are_killed_and_proven_and_survive(tmp_path):
+    code, said, outcomes = mutate(
+        tmp_path, "--cases", "2", "--operators", "drop-mask", "--operators", "drop-other",
+        "--operators", "grid", "--operators", "wrong-scale", "--min-score", "100",
+    )  # fmt: skip
+    fates = {o.fate for o in outcomes}
+    assert {"killed", "equivalent", "survived"} <= fates, said
+    assert code == 1, said  # a softcap of no case: its scale makes no difference
+    survivors = [o for o in outcomes if o.fate == "survived"]
+    assert any("softcap is times 2" in o.sentence for o in survivors)
+    assert all(f"--only {o.id}" in said for o in survivors)
+    masks = [o for o in outcomes if o.operator == "drop-mask" and o.fate == "killed"]
+    assert masks
+    assert all(o.file.endswith(".py") and o.source and o.case for o in masks)
+    text = (tmp_path / "mutation.md").read_text()
+    assert "| drop-mask |" in text
+    assert "#### Survivors" in text
+
+
+def test_one_mutant_alone_says_what_became_of_it(tmp_path):
+    code, said, outcomes = mutate(tmp_path, "--cases", "1", "--only", "grid")
+    assert code == 0, said
+    (first, *_) = [o for o in outcomes if o.fate == "killed"]
+    code, said, outcomes = mutate(tmp_path / "again", "--cases", "1", "--only", first.id)
+    assert code == 0, said
+    assert [o.id for o in outcomes] == [first.id]
+    assert f"killed by {first.check}" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--only", "nothing"], "only='nothing': begins no mutant's id"),
+        (["--operators", "nothing"], "operators='nothing': no mutant of this kind"),
+    ],
+)
+def test_a_name_of_nothing_is_misuse(tmp_path, options, says):
+    code, said, _ = mutate(tmp_path, "--cases", "1", *options)
+    assert code == 2
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("tests/targets/wrong.py:wrong", "passes none of 1 cases; mend it first: numerics: o["),
+        ("tests/targets/plain.py:right", "launches no Triton kernel"),
+        ("tests/targets/wrong.py", "names 6 kernels"),
+    ],
+)
+def test_what_cannot_be_mutated_says_why(tmp_path, target, says):
+    code, said, _ = mutate(tmp_path, "--cases", "1", target=target)
+    assert code == 2
+    assert says in said
+
+
+def outcome(**fields):
+    return Outcome(
+        **{"id": "grid-1", "kernel": "k", "operator": "grid", "says": "a grid", "fate": "killed"}
+        | fields
+    )
+
+
+def test_score_counts_neither_equivalent_nor_invalid_mutants():
+    outcomes = [
+        outcome(), outcome(), outcome(fate="survived"), outcome(fate="equivalent"),
+        outcome(fate="invalid"),
+    ]  # fmt: skip
+    found = score(outcomes)
+    assert (found.killed, found.survived, found.equivalent, found.invalid) == (2, 1, 1, 1)
+    assert found.share == pytest.approx(2 / 3)
+    assert score([]).share == 1
+
+
+def test_a_sentence_says_what_the_cases_made_of_it():
+    survived = {"fate": "survived", "cases": 8, "file": "k.py", "line": 3}
+    assert outcome(**survived).sentence == "a grid at k.py:3: never made a difference in 8 cases"
+    assert "other bits in 2 of 8 cases, which no" in outcome(**survived, changed=2).sentence
+    text = render([outcome(**survived, source="x = 1 | 2")], "none", ["a case"])
+    assert "| all | 1 | 0 | 1 | 0 | 0 | 0.0% |" in text
+    assert "* `grid-1` (k) a grid at k.py:3" in text

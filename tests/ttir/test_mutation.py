@@ -1,0 +1,181 @@
+"""Mutants of small kernels: what they change, what is proven to change nothing, what stays itself."""
+
+# Triton reads the kernels in this file: their constexprs are upper-case.
+# ruff: noqa: N803
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from fa_verify import ttir
+from fa_verify.ttir.mutation.recorder import Recorder
+
+COLUMNS = 21
+
+
+@triton.jit
+def softmax_kernel(x, y, columns, stride_x, stride_y, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < columns
+    logits = tl.load(x + row * stride_x + lanes, mask=inside, other=float("-inf"))
+    p = tl.exp(logits - tl.max(logits, 0))
+    tl.store(y + row * stride_y + lanes, p / tl.sum(p, 0), mask=inside)
+
+
+@triton.jit
+def add_one_kernel(x, y, columns, BLOCK: tl.constexpr):
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < columns
+    tl.store(y + lanes, tl.load(x + lanes, mask=inside, other=0.0) + 1.0, mask=inside)
+
+
+@triton.jit
+def count_kernel(x, y, columns, BLOCK: tl.constexpr):
+    total = 0.0
+    for first in range(0, columns // BLOCK * BLOCK, BLOCK):
+        total += tl.sum(tl.load(x + first + tl.arange(0, BLOCK)), 0)
+    tl.atomic_add(y, total)
+
+
+def softmax(alteration, columns=COLUMNS):
+    x = torch.randn(3, columns, generator=torch.Generator().manual_seed(0))
+    y = torch.empty_like(x)
+    with ttir.execute(ttir.Options(alteration=alteration)) as run:
+        run.declare(x, "x", written=True)
+        run.declare(y, "y", written=False)
+        softmax_kernel[(3,)](x, y, columns, x.stride(0), y.stride(0), BLOCK=32)
+    return y, x.softmax(1), run.incidents
+
+
+def flat(kernel, alteration, columns=COLUMNS, grid=2):
+    x, y = torch.randn(columns), torch.zeros(columns)
+    with ttir.execute(ttir.Options(alteration=alteration)) as run:
+        run.declare(x, "x", written=True)
+        kernel[(grid,)](x, y, columns, BLOCK=16)
+    return x, y, run.incidents
+
+
+def recorded(run):
+    recorder = Recorder()
+    run(recorder)
+    assert recorder.found
+    return recorder.found
+
+
+def one(found, operator, **fields):
+    chosen = [
+        m
+        for m in found
+        if m.operator == operator and all(getattr(m, k) == v for k, v in fields.items())
+    ]
+    assert len(chosen) == 1, chosen
+    return chosen[0]
+
+
+def test_a_recorder_changes_nothing():
+    y, right, incidents = softmax(Recorder())
+    torch.testing.assert_close(y, right)
+    assert not incidents
+
+
+def test_an_edit_is_of_its_own_run_alone():
+    mutant = one(recorded(softmax), "change-reduction", label="maxnumf")
+    before, right, _ = softmax(None)
+    changed, _, _ = softmax(mutant)
+    after, _, _ = softmax(None)
+    assert not torch.allclose(changed, right)
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("operator", "fields", "incident"),
+    [
+        ("drop-mask", {"op": "tt.load"}, "out-of-bounds-read"),
+        ("drop-mask", {"op": "tt.store"}, "out-of-bounds-write"),
+        ("flip-comparison", {"label": "edge"}, "out-of-bounds-read"),
+        ("grid", {"label": "x+1"}, "out-of-bounds-read"),
+    ],
+)
+def test_the_sanitizer_sees_accesses_that_go_astray(operator, fields, incident):
+    _, _, incidents = softmax(one(recorded(softmax), operator, **fields), columns=COLUMNS)
+    assert incident in {x.kind for x in incidents}
+
+
+@pytest.mark.parametrize(
+    ("operator", "fields"),
+    [
+        ("shift-comparison", {}),
+        ("change-constant", {"label": "range"}),
+        ("drop-other", {}),
+        ("change-reduction", {"label": "addf"}),
+        ("swap-operands", {"op": "arith.subf"}),
+        ("swap-operands", {"op": "arith.divf"}),
+        ("drop-operand", {"op": "arith.subf", "label": "keep-b"}),
+        ("drop-operand", {"op": "arith.divf", "label": "keep-a"}),
+        ("grid", {"label": "x-1"}),
+        ("swap-arguments", {"names": ("columns", "stride_x")}),
+    ],
+)
+def test_other_numbers_come_out(operator, fields):
+    found = recorded(softmax_padded)
+    y, right, _ = softmax_padded(one(found, operator, **fields))
+    assert not torch.allclose(y, right, equal_nan=False)
+
+
+def softmax_padded(alteration):
+    """Rows further apart than they are long, so that a stride is no extent."""
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))[:, :COLUMNS]
+    y = torch.zeros(3, COLUMNS)
+    with ttir.execute(ttir.Options(alteration=alteration)):
+        softmax_kernel[(3,)](x, y, COLUMNS, x.stride(0), y.stride(0), BLOCK=32)
+    return y, x.softmax(1), ()
+
+
+def test_lanes_that_are_never_stored_may_hold_anything():
+    found = recorded(lambda alteration: flat(add_one_kernel, alteration))
+    mutant = one(found, "drop-other")
+    assert "" not in found[mutant].proofs
+    x, y, incidents = flat(add_one_kernel, mutant)
+    assert torch.equal(y, x + 1)
+    assert not incidents
+
+
+def test_lanes_that_are_added_up_are_seen():
+    found = recorded(softmax)
+    assert found[one(found, "drop-other")].proofs == {""}
+
+
+def test_a_loop_of_whole_steps_may_end_one_earlier():
+    found = recorded(lambda alteration: flat(count_kernel, alteration, grid=1))
+    mutant = one(found, "loop-bound", label="end-1")
+    assert found[mutant].proofs == {"the loop goes from a multiple of its step 16 to another"}
+    x, y, _ = flat(count_kernel, mutant, grid=1)
+    torch.testing.assert_close(y[0], x[:16].sum())
+    shorter = one(found, "loop-bound", label="end-step")
+    assert found[shorter].proofs == {""}
+    _, y, _ = flat(count_kernel, shorter, grid=1)
+    assert y[0] == 0
+
+
+@pytest.mark.parametrize(("label", "programs"), [("store", 1), ("nothing", 0)])
+def test_an_atomic_is_dropped(label, programs):
+    found = recorded(lambda alteration: flat(count_kernel, alteration, grid=2))
+    x, y, _ = flat(count_kernel, one(found, "drop-atomic", label=label), grid=2)
+    torch.testing.assert_close(y[0], programs * x[:16].sum())
+
+
+def test_ids_are_of_the_source_not_of_the_specialisation():
+    ids = []
+    for columns in (21, 16):  # which Triton specialises on
+        found = recorded(lambda alteration, n=columns: softmax(alteration, columns=n))
+        ids.append({m.id for m in found if m.operator in ("drop-mask", "change-reduction")})
+    assert ids[0] == ids[1]
+    found = recorded(softmax)
+    assert len({m.id for m in found}) == len(found)
+
+
+def test_every_mutant_of_a_kernel_runs():
+    for mutant in recorded(softmax):
+        softmax(mutant)

@@ -1,4 +1,4 @@
-"""Mutants of small kernels: what they change, what is proven to change nothing, what stays itself."""
+"""Mutants of small kernels: what they change, what is proven to change nothing."""
 
 # Triton reads the kernels in this file: their constexprs are upper-case.
 # ruff: noqa: N803

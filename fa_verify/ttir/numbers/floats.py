@@ -181,6 +181,10 @@ def round_to(x: Array, scalar: str, out: Array | None = None) -> Array:
         return as_torch(clipped).to(FP8[scalar]).to(torch.float32).numpy()
     if scalar == "f16" and (x.size < _SMALL or x.dtype == np.float64):
         return x.astype(np.float16).astype(np.float32)
+    if out is x and x.flags.carray:  # the common case, without what the others need
+        flat = torch.from_numpy(x.reshape(-1))
+        flat.copy_(_scratch(x.size, scalar).copy_(flat))
+        return x
     source = x.ravel("K")  # as it lies in memory: a view, if there are no gaps
     if source.base is None:
         x = np.ascontiguousarray(x)

@@ -143,21 +143,22 @@ def _storage(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def _clone(tensor: Tensor) -> Tensor:
-    if _is_sparse(tensor):
+def _clone(tensor: Tensor, device: str | None = None) -> Tensor:
+    if _is_sparse(tensor) and device in (None, "cpu"):
         size = tensor.untyped_storage().nbytes() // tensor.element_size()
         copy = _buffer(size, tensor.dtype)
         copy = copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         written = slice(0, 1) if tensor.stride(1) == 0 else slice(None)
         copy[:, written].copy_(tensor[:, written])
         return copy
-    flat = _storage(tensor).clone().view(tensor.dtype)
+    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    flat = whole.set_(tensor.untyped_storage()).to(device or tensor.device, copy=True)
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def duplicate(inputs: Inputs) -> Inputs:
-    """A copy, storage for storage: same bits, strides, offsets and slack."""
-    return Inputs(**{name: _clone(tensor) for name, tensor in inputs.named()})
+def duplicate(inputs: Inputs, device: str | None = None) -> Inputs:
+    """A copy, storage for storage: same bits, strides, offsets and slack; on a device if given."""
+    return Inputs(**{name: _clone(tensor, device) for name, tensor in inputs.named()})
 
 
 def fingerprint(inputs: Inputs) -> dict[str, Tensor]:

@@ -28,7 +28,8 @@ class TensorStats(msgspec.Struct, frozen=True, kw_only=True):
         ratio: Largest err/bound under the deterministic bound; above 1 is a failure. JSON has no
             inf: a NaN or inf where a number is due counts as the largest float.
         ratio_prob: Largest err/bound under the probabilistic bound.
-        ratio_median: Median err/bound (deterministic) over elements with a bound.
+        ratio_median: Median err/bound (deterministic) over elements with a bound; of large tensors,
+            over some thousands of them, evenly spaced.
         ulp: Largest error in ulps of the output format, at the largest reference of its row (of
             lse: at the reference).
         bias: Mean signed err/bound.

@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from fa_verify import bounds
-from fa_verify.inputs import Inputs, materialise
+from fa_verify.inputs import Inputs, duplicate, materialise
 
 if TYPE_CHECKING:
     from fa_verify.backends.base import Backend, Execution, Setup
@@ -23,6 +23,10 @@ __all__ = ["RUN_CASES", "RUN_RISK", "Trial"]
 RUN_RISK = 1e-6
 RUN_CASES = 100_000
 _TENSOR_RISK = RUN_RISK / (5 * RUN_CASES)
+
+# Logits up to which a case that ran on a card is judged on the CPU: below, a card spends its time
+# on launches, which the workers of a run queue up for; `benchmarks/case_cost.py` measures both.
+_ON_THE_CPU = 1 << 20
 
 
 class Trial:
@@ -50,26 +54,38 @@ class Trial:
         self.backend = backend
 
     @functools.cached_property
-    def inputs(self) -> Inputs:
-        """q, k, v, do on the backend's device. The kernel is handed these very tensors."""
-        return materialise(self.case, device=self.backend.device)
+    def device(self) -> str:
+        """Where the case is judged: small ones on the CPU, wherever the kernel runs."""
+        p = self.case.problem
+        small = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k <= _ON_THE_CPU
+        return "cpu" if small else self.backend.device
 
     @functools.cached_property
     def pristine(self) -> Inputs:
-        """The same inputs, which no kernel has touched."""
-        return materialise(self.case, device=self.backend.device)
+        """q, k, v, do that no kernel has touched, where the case is judged."""
+        return materialise(self.case, device=self.device)
 
     @functools.cached_property
-    def execution(self) -> Execution:
-        """The run that is judged."""
+    def inputs(self) -> Inputs:
+        """The same on the backend's device. The kernel is handed these very tensors."""
+        return duplicate(self.pristine, self.backend.device)
+
+    @functools.cached_property
+    def launched(self) -> Execution:
+        """The run that is judged, as the kernel left it on the backend's device."""
         return self.backend.run(
             self.kernel, self.case.problem, self.inputs, self.setup, backward=self.case.backward
         )
 
+    @functools.cached_property
+    def execution(self) -> Execution:
+        """The run that is judged, its tensors where the case is judged."""
+        return self.launched.to(self.device)
+
     @property
     def execution_so_far(self) -> Execution | None:
         """The execution if there was one; nothing is run for this."""
-        return self.__dict__.get("execution")
+        return self.__dict__.get("launched")
 
     def rerun(
         self,
@@ -80,13 +96,16 @@ class Trial:
         **setup: object,
     ) -> Execution:
         """Run again, on other inputs, on another problem, or under another schedule."""
-        return self.backend.run(
+        if self.device != self.backend.device:
+            inputs = duplicate(inputs, self.backend.device)
+        again = self.backend.run(
             self.kernel,
             problem or self.case.problem,
             inputs,
             dataclasses.replace(self.setup, **setup),  # type: ignore[arg-type]
             backward=backward,
         )
+        return again.to(self.device)
 
     @functools.cached_property
     def forward_bounds(self) -> tuple[Bounded, Bounded]:

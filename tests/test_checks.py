@@ -401,3 +401,27 @@ def test_ranges_and_places():
     wrong = torch.zeros(1, 2, 4, 8, dtype=torch.bool)
     wrong[0, :, 1:3, 5:] = True
     assert describe("o", wrong) == "every head, rows 1..2 of 4, head_dim 5..7 of 8"
+
+
+class Elsewhere(CpuBackend):
+    """A backend whose device is not the CPU's: torch's meta device stands for a card's memory."""
+
+    device = "meta"
+
+    def run(self, kernel, problem, inputs, setup, *, backward):
+        self.given = inputs
+        here = Trial(kernel, self.case, setup, CpuBackend()).pristine
+        return super().run(kernel, problem, here, setup, backward=backward)
+
+
+def test_a_small_case_is_judged_on_the_cpu_wherever_it_ran(monkeypatch):
+    kernel = Kernel(name="plain", forward=forward, backward=backward, capabilities=PROMISES)
+    backend = Elsewhere()
+    backend.case = Case.parse(CASE)
+    small = Trial(kernel, backend.case, Setup(), backend)
+    assert small.device == "cpu"
+    small.rerun(small.pristine)
+    assert (backend.given.q.device.type, small.pristine.q.device.type) == ("meta", "cpu")
+    assert backend.given.k.stride() == small.pristine.k.stride()
+    monkeypatch.setattr("fa_verify.trial._ON_THE_CPU", 0)
+    assert Trial(kernel, backend.case, Setup(), backend).device == "meta"

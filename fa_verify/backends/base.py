@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
 
 from fa_verify.errors import InvalidInputError
+from fa_verify.kernel import Grads, Outputs
 
 if TYPE_CHECKING:
-    import torch
-
     from fa_verify.inputs import Inputs
-    from fa_verify.kernel import Grads, Kernel, Outputs
+    from fa_verify.kernel import Kernel
     from fa_verify.problem import Problem
 
 __all__ = ["FAULT", "Backend", "Execution", "Incident", "Setup"]
@@ -141,6 +142,21 @@ class Execution:
     config: str = ""
     configs: int = 1
     seconds: float = 0.0
+
+    def to(self, device: str) -> Execution:
+        """The same with its tensors on a device."""
+        o, grads = self.outputs, self.grads
+        return dataclasses.replace(
+            self,
+            outputs=o and Outputs(_moved(o.o, device), _moved(o.lse, device), o.saved),
+            grads=grads and Grads(*(_moved(x, device) for x in (grads.dq, grads.dk, grads.dv))),
+            unwritten={name: mask.to(device) for name, mask in self.unwritten.items()},
+        )
+
+
+def _moved(tensor: Any, device: str) -> Any:
+    """Whatever a kernel returned in a tensor's place stays as it is."""
+    return tensor.to(device) if isinstance(tensor, torch.Tensor) else tensor
 
 
 class Backend(Protocol):

@@ -79,10 +79,10 @@ class CudaBackend:
             tensors |= {"o": called.outputs.o, "lse": called.outputs.lse}
         if called.grads is not None:
             tensors |= {name: getattr(called.grads, name) for name in ("dq", "dk", "dv")}
+        left = {name: _poison_left(x) for name, x in tensors.items() if x is not None}
+        some = torch.stack([mask.any() for mask in left.values()]).tolist() if left else []
         unwritten = {
-            name: mask
-            for name, tensor in tensors.items()
-            if tensor is not None and (mask := _poison_left(tensor)).any()
+            name: left[name] for name, any_left in zip(left, some, strict=True) if any_left
         }
         return Execution(
             outputs=called.outputs,

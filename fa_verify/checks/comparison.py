@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import weakref
 from typing import TYPE_CHECKING
 
@@ -75,31 +76,67 @@ class Comparison:
         return self.bounded.reference
 
     @functools.cached_property
+    def _least_bound(self) -> float:
+        """The least of det if nothing is infinite or NaN, nor may be; else -inf."""
+        if not self.got.numel():
+            return math.inf
+        tensors = (self.bounded.det, self.got, self.reference)
+        ends = [end for tensor in tensors for end in torch.aminmax(tensor)]
+        if self.bounded.overflow_ok is not None:
+            ends.append(torch.where(self.bounded.overflow_ok.any(), torch.inf, ends[0]))
+        facts = torch.stack(ends).tolist()
+        return facts[0] if all(map(math.isfinite, facts)) else -math.inf
+
+    @property
+    def _ordinary(self) -> bool:
+        """Nothing is infinite or NaN, nor may be: where a number is due it can be judged."""
+        return self._least_bound >= 0
+
+    def _nowhere(self) -> torch.Tensor:
+        return torch.zeros((), dtype=torch.bool, device=self.got.device).expand(self.got.shape)
+
+    @functools.cached_property
     def inconclusive(self) -> torch.Tensor:
         """Where the bound says nothing."""
+        if self._ordinary:
+            return self._nowhere()
         return ~torch.isfinite(self.bounded.det) & self.due
 
     @functools.cached_property
     def judged(self) -> torch.Tensor:
         """Where error and bound are numbers."""
+        if self._ordinary:
+            return self.due
         finite = torch.isfinite(self.got) & torch.isfinite(self.reference)
         # A cast may also saturate where the reference overflows the format.
         saturated = self.infinity_allowed & (self.got.abs() == _largest(self.dtype))
         return self.due & finite & torch.isfinite(self.bounded.det) & ~saturated
 
     @functools.cached_property
+    def judges_all(self) -> bool:
+        """Whether `judged` is True everywhere."""
+        return bool(self.judged.all())
+
+    @functools.cached_property
     def infinity_allowed(self) -> torch.Tensor:
         """Where inf of the value's sign is right: the reference overflows the output format."""
-        if self.bounded.overflow_ok is None:
-            return torch.zeros_like(self.due)
+        if self.bounded.overflow_ok is None or self._ordinary:
+            return self._nowhere()
         same_sign = torch.signbit(self.got) == torch.signbit(self.reference)
         return torch.as_tensor(self.bounded.overflow_ok, device=self.got.device) & same_sign
 
     @functools.cached_property
     def broken(self) -> torch.Tensor:
         """NaN or inf where a number is due."""
+        if self._ordinary:
+            return self._nowhere()
         infinite = torch.isinf(self.got) & ~self.infinity_allowed
         return self.due & ~self.inconclusive & (torch.isnan(self.got) | infinite)
+
+    @functools.cached_property
+    def any_broken(self) -> bool:
+        """Whether there is such an element."""
+        return not self._ordinary and bool(self.broken.any())
 
     @functools.cached_property
     def ratio(self) -> torch.Tensor:
@@ -109,7 +146,18 @@ class Comparison:
     @functools.cached_property
     def ratio_prob(self) -> torch.Tensor:
         """Error over the probabilistic bound, likewise."""
-        return self._over(self.prob)
+        return self.ratio if self.prob is self.bounded.det else self._over(self.prob)
+
+    @functools.cached_property
+    def most(self) -> float:
+        """The largest ratio, 0 for an empty tensor."""
+        return float(self.ratio.max()) if self.ratio.numel() else 0.0
+
+    @functools.cached_property
+    def most_prob(self) -> float:
+        """The largest ratio_prob, likewise."""
+        same = self.ratio_prob is self.ratio or not self.ratio.numel()
+        return self.most if same else float(self.ratio_prob.max())
 
     @functools.cached_property
     def prob(self) -> torch.Tensor:
@@ -117,14 +165,20 @@ class Comparison:
         return self.bounded.prob(self.got)
 
     @functools.cached_property
+    def difference(self) -> torch.Tensor:
+        """What was got less the reference where judged, 0 elsewhere."""
+        difference = self.got - self.reference
+        return difference if self.judges_all else difference.masked_fill_(~self.judged, 0.0)
+
+    @functools.cached_property
     def error(self) -> torch.Tensor:
         """|got - reference| where judged, 0 elsewhere."""
-        error = (self.got - self.reference).abs()
-        return torch.where(self.judged, error, torch.zeros_like(error))
+        return self.difference.abs()
 
     def _over(self, bound: torch.Tensor) -> torch.Tensor:
-        zero = torch.zeros_like(self.error)
-        return torch.where(self.error == 0, zero, self.error / bound)
+        ratio = self.error / bound
+        positive = bound is self.bounded.det and self._least_bound > 0
+        return ratio if positive else ratio.masked_fill_(self.error == 0, 0.0)
 
     def worst(self, ratio: torch.Tensor) -> tuple[int, ...]:
         """Index of the largest ratio; () for an empty tensor."""
@@ -168,12 +222,14 @@ def compare(
     reference = bounded.reference
     got = got.detach().to(device=reference.device, dtype=torch.float64)
     unwritten = trial.execution.unwritten.get(name)
-    written = torch.ones_like(got, dtype=torch.bool)
+    written = torch.ones((), dtype=torch.bool, device=got.device).expand(got.shape)
     if unwritten is not None:
-        written = ~unwritten.to(written.device)
-    due = written.clone()
-    if name in ("o", "lse", "dq"):
-        due[:, :, empty_rows(problem, got.device)] = False
+        written = ~unwritten.to(got.device)
+    due = written
+    empty = empty_rows(problem)
+    if name in ("o", "lse", "dq") and bool(empty.any()):
+        due = written.clone()
+        due[:, :, empty.to(got.device)] = False
     return Comparison(
         name=name,
         got=got,
@@ -238,4 +294,4 @@ def _compute(trial: Trial) -> dict[str, Comparison]:
 
 def sound(part: Comparison) -> bool:
     """Whether everything written is within its bound, and finite where it must be."""
-    return bool((part.ratio <= 1).all() & part.written.all()) and not bool(part.broken.any())
+    return part.most <= 1 and not part.any_broken and bool(part.written.all())

@@ -23,7 +23,7 @@ def check(trial: Trial) -> Iterator[Failure]:
     and no check sees it.
     """
     yield from _exception(trial)
-    problem, execution = trial.case.problem, trial.execution
+    problem, execution = trial.case.problem, trial.launched
     due: list[tuple[str, torch.Tensor, tuple[int, ...], str]] = []
     if execution.outputs is not None:
         due.append(("o", execution.outputs.o, problem.shape_o, problem.dtype))
@@ -40,7 +40,7 @@ def check(trial: Trial) -> Iterator[Failure]:
 
 
 def _exception(trial: Trial) -> Iterator[Failure]:
-    execution = trial.execution
+    execution = trial.launched
     if not execution.error:
         return
     first, _, _ = execution.error.partition("\n")

@@ -29,10 +29,12 @@ def hull(trial: Trial) -> Iterator[Failure]:
     problem = trial.case.problem
     if part is None or not part.got.numel() or not problem.seqlen_k:
         return
-    v = trial.pristine.v.to(torch.float64)
+    v = trial.pristine.v.float()  # exactly
     low, high = _extremes(v, *problem.mask.intervals(problem.seqlen_q, problem.seqlen_k))
-    low = low.repeat_interleave(problem.group, dim=1)
-    high = high.repeat_interleave(problem.group, dim=1)
+    if problem.group > 1:
+        low = low.repeat_interleave(problem.group, dim=1)
+        high = high.repeat_interleave(problem.group, dim=1)
+    low, high = low.expand(part.got.shape), high.expand(part.got.shape)
     outside = torch.maximum(low - part.got, part.got - high)
     wrong = part.judged & (outside > part.bounded.det)
     if bool(wrong.any()):
@@ -52,11 +54,14 @@ def hull(trial: Trial) -> Iterator[Failure]:
 
 
 def _extremes(v: torch.Tensor, lo: np.ndarray, hi: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Least and largest v over each row's interval of keys, shape (batch, heads_kv, rows, dims).
+    """Least and largest v over each row's interval of keys, (batch, heads_kv, rows or 1, dims).
 
     A sparse table of powers of two: O(N log N), whatever the mask (an interval is the union of two
     overlapping runs of 2^level keys).
     """
+    if (lo == lo[0]).all() and (hi == hi[0]).all() and lo[0] < hi[0]:
+        keys = v[:, :, int(lo[0]) : int(hi[0])]
+        return keys.amin(2, keepdim=True), keys.amax(2, keepdim=True)
     length = np.maximum(hi - lo, 1)
     level = np.floor(np.log2(length)).astype(np.int64)
     size = v.shape[2]

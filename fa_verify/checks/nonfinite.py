@@ -36,6 +36,8 @@ def check(trial: Trial) -> Iterator[Failure]:
 
 
 def _numbers(trial: Trial, part: Comparison) -> Iterator[Failure]:
+    if not part.any_broken:
+        return
     for what, where in (("NaN", torch.isnan(part.got)), ("inf", torch.isinf(part.got))):
         wrong = where & part.broken
         if bool(wrong.any()):
@@ -59,11 +61,11 @@ def _born(trial: Trial, failure: Failure) -> Failure:
 
 
 def _empty_rows(trial: Trial, part: Comparison) -> Iterator[Failure]:
-    rows = empty_rows(trial.case.problem, part.got.device)
+    rows = empty_rows(trial.case.problem)
     if not bool(rows.any()):
         return
-    empty = torch.zeros_like(part.due)
-    empty[:, :, rows] = True
+    empty = torch.zeros(part.got.shape, dtype=torch.bool, device=part.got.device)
+    empty[:, :, rows.to(empty.device)] = True
     due = 0.0
     if part.name == "lse" and trial.kernel.capabilities is not None:
         due = trial.kernel.capabilities.empty_row_lse

@@ -1,0 +1,176 @@
+"""PyTorch's scaled_dot_product_attention as kernels: one for each of its backends.
+
+Each calls the public function under `sdpa_kernel`, so a problem that PyTorch refuses is
+`unsupported`; `expressible` only keeps the draw to what a backend may take. Under autograd PyTorch
+adds the gradients of a group's query heads in the input dtype, each rounded on its own, which no
+`Arithmetic` declares: heads are grouped in the forward-only kernels alone.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from fa_verify import Arithmetic, Capabilities, Kernel, Outputs
+
+__all__ = [
+    "sdpa_cudnn",
+    "sdpa_cudnn_gqa",
+    "sdpa_efficient",
+    "sdpa_flash",
+    "sdpa_flash_cpu",
+    "sdpa_flash_cpu_float32",
+    "sdpa_flash_gqa",
+    "sdpa_math",
+    "sdpa_math_gqa",
+]
+
+
+def _forward(backend, problem, q, k, v):
+    """O by one backend, and its lse as it saved it for the backward pass, where it did."""
+    if not q.requires_grad:
+        q = q.detach().requires_grad_()
+    mask = problem.mask
+    from_the_first = mask.alignment == "top-left" or problem.seqlen_q == problem.seqlen_k
+    plain = mask.causal and mask.window_left is None and from_the_first
+    allowed = None
+    if mask.hides_anything and not plain:
+        allowed = mask.allowed(problem.seqlen_q, problem.seqlen_k)
+        allowed = torch.from_numpy(allowed).to(q.device)
+    with sdpa_kernel(backend):
+        o = scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=allowed,
+            is_causal=plain,
+            scale=problem.scale,
+            enable_gqa=problem.group > 1,
+        )
+    return Outputs(o, _saved_lse(o, problem))
+
+
+def _saved_lse(o, problem):
+    """What the backward node keeps, cut to the queries: some backends pad them."""
+    node = o.grad_fn
+    while node is not None:
+        for name in ("_saved_logsumexp", "_saved_log_sumexp"):
+            saved = getattr(node, name, None)
+            if saved is not None:
+                rows = saved.detach().reshape(problem.batch, problem.heads_q, -1)
+                return rows[..., : problem.seqlen_q].float()
+        node = node.next_functions[0][0] if node.next_functions else None
+    return None
+
+
+def _positive_scale(problem):
+    """Fused backends take the maximum before they scale."""
+    return None if problem.scale > 0 else "scale <= 0"
+
+
+def _square_causal(problem):
+    """FlashAttention's diagonal ends at the last key: PyTorch refuses other causal masks."""
+    if problem.mask.hides_anything and problem.seqlen_q != problem.seqlen_k:
+        return "causal with seqlen_q != seqlen_k"
+    if problem.mask.window_left is not None or problem.mask.window_right is not None:
+        return "sliding window"
+    return _positive_scale(problem)
+
+
+def _no_empty_row(problem):
+    """A row whose bias is -inf throughout has no softmax."""
+    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
+    return "a fully masked row" if (hi <= lo).any() else _positive_scale(problem)
+
+
+def _kernel(name, backend, arithmetic, *, gradients, **takes):
+    """The backend with gradients, or forward only and then with grouped heads too."""
+    return Kernel(
+        name=name,
+        forward=functools.partial(_forward, backend),
+        backward="autograd" if gradients else None,
+        arithmetic=arithmetic,
+        expressible=Capabilities(
+            layouts=False, empty=False, backward=gradients, gqa=not gradients, **takes
+        ),
+    )
+
+
+def _math(name, *, gradients):
+    """Everything in float32, for half inputs as well; delta is summed from P dP."""
+    arithmetic = Arithmetic(p_dtype="float32", ds_dtype="float32", delta_from_stored_o=False)
+    head_dims = range(1, 257)
+    return _kernel(
+        name,
+        SDPBackend.MATH,
+        arithmetic,
+        gradients=gradients,
+        head_dims_v=head_dims,
+        window=True,
+    )
+
+
+def _flash(name, *, gradients):
+    """FlashAttention 2."""
+    return _kernel(
+        name,
+        SDPBackend.FLASH_ATTENTION,
+        Arithmetic(dq_atomics=True),
+        gradients=gradients,
+        dtypes=("float16", "bfloat16"),
+        accepts=_square_causal,
+    )
+
+
+def _cudnn(name, *, gradients):
+    """NVIDIA's closed one."""
+    return _kernel(
+        name,
+        SDPBackend.CUDNN_ATTENTION,
+        Arithmetic(dq_atomics=True),
+        gradients=gradients,
+        dtypes=("float16", "bfloat16"),
+        head_dims=range(8, 129, 8),
+        window=True,
+        accepts=_no_empty_row,
+    )
+
+
+def _cpu(name, dtypes, arithmetic, *, gradients):
+    """ATen's own for CPUs."""
+    return _kernel(
+        name,
+        SDPBackend.FLASH_ATTENTION,
+        arithmetic,
+        gradients=gradients,
+        dtypes=dtypes,
+        window=True,
+        accepts=_no_empty_row,
+    )
+
+
+sdpa_math = _math("sdpa_math", gradients=True)
+sdpa_math_gqa = _math("sdpa_math_gqa", gradients=False)
+sdpa_flash = _flash("sdpa_flash", gradients=True)
+sdpa_flash_gqa = _flash("sdpa_flash_gqa", gradients=False)
+sdpa_cudnn = _cudnn("sdpa_cudnn", gradients=True)
+sdpa_cudnn_gqa = _cudnn("sdpa_cudnn_gqa", gradients=False)
+sdpa_efficient = _kernel(
+    "sdpa_efficient",
+    SDPBackend.EFFICIENT_ATTENTION,
+    Arithmetic(dq_atomics=True),
+    gradients=True,
+    dot_precisions=("tf32x3",),  # CUTLASS's OpMultiplyAddFastF32
+    window=True,
+    accepts=_no_empty_row,
+)
+sdpa_flash_cpu_float32 = _cpu("sdpa_flash_cpu_float32", ("float32",), Arithmetic(), gradients=True)
+# Of half inputs its exp is off by up to 1687 units of 2^-24 (torch 2.13, measured over [-12, 0]).
+# Its gradients are left out: dk and dv are rounded to the input dtype after every block of queries,
+# and do leave their bounds.
+sdpa_flash_cpu = _cpu(
+    "sdpa_flash_cpu", ("float16", "bfloat16"), Arithmetic(exp2_ulps=2048), gradients=False
+)

@@ -93,6 +93,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag="case"):
         seconds: Seconds by stage: kernel (its first execution), checks (all the rest).
         configs: How many configurations the kernel offers.
         possible: What may be a fault and may be none, a line each; it decides nothing.
+        ran: What of each source file ran (`fa_verify.ran.SourceRan.parse` reads it); CPU only.
     """
 
     kernel: str
@@ -109,6 +110,7 @@ class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag="case"):
     checks: tuple[str, ...] = ()
     configs: int = 1
     possible: tuple[str, ...] = ()
+    ran: dict[str, str] = {}
 
 
 class Shrunk(msgspec.Struct, frozen=True, kw_only=True, tag="shrunk"):

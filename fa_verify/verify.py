@@ -84,6 +84,7 @@ def verify(
         seconds={"kernel": seconds, "checks": time.perf_counter() - start - seconds},
         configs=configs,
         possible=_possible(execution),
+        ran={file: str(ran) for file, ran in execution.ran.items()} if execution else {},
     )
 
 

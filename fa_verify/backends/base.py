@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fa_verify.inputs import Inputs
     from fa_verify.kernel import Kernel
     from fa_verify.problem import Problem
+    from fa_verify.ran import SourceRan
 
 __all__ = ["FAULT", "Backend", "Execution", "Incident", "Setup"]
 
@@ -129,6 +130,7 @@ class Execution:
         config: Text of the pinned autotune configurations, for people.
         configs: How many configurations the kernel offers (the largest count of its functions).
         seconds: Wall-clock seconds of forward and backward together.
+        ran: What of each source file's kernels ran, as far as the backend sees it.
     """
 
     outputs: Outputs | None = None
@@ -142,6 +144,7 @@ class Execution:
     config: str = ""
     configs: int = 1
     seconds: float = 0.0
+    ran: dict[str, SourceRan] = dataclasses.field(default_factory=dict)
 
     def to(self, device: str) -> Execution:
         """The same with its tensors on a device."""

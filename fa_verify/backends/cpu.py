@@ -12,6 +12,7 @@ from fa_verify.backends import footprint
 from fa_verify.backends.base import Execution, Incident, Setup
 from fa_verify.backends.call import call
 from fa_verify.errors import InvalidInputError
+from fa_verify.ran import SourceRan
 
 if TYPE_CHECKING:
     import torch
@@ -95,6 +96,7 @@ class CpuBackend:
             config="; ".join(_launch_text(launch) for launch in run.launches),
             configs=max(run.configs.values(), default=1),
             seconds=seconds,
+            ran=_ran(run.ran),
         )
 
     def _options(self, kernel: Kernel, setup: Setup) -> ttir.Options:
@@ -117,6 +119,21 @@ class CpuBackend:
 def _incident(seen: ttir.Incident) -> Incident:
     fields: dict[str, Any] = {f.name: getattr(seen, f.name) for f in dataclasses.fields(Incident)}
     return Incident(**fields)
+
+
+def _ran(found: ttir.Ran) -> dict[str, SourceRan]:
+    """By file."""
+    files = sorted({file for file, _ in found.compiled if file})
+    return {
+        file: SourceRan(
+            ran=frozenset(line for at, line in found.ran if at == file),
+            idle=frozenset(line for at, line in found.compiled - found.ran if at == file),
+            ways=tuple(
+                (line, way, met) for ((at, line), way), met in found.ways.items() if at == file
+            ),
+        )
+        for file in files
+    }
 
 
 def _launch_text(launch: ttir.Launch) -> str:

@@ -12,6 +12,7 @@ import jinja2
 
 from fa_verify.report import text
 from fa_verify.report.charts import charts
+from fa_verify.report.coverage import place
 from fa_verify.report.headline import caveats, headline, remark, where, word
 from fa_verify.report.result import TENSORS
 from fa_verify.verdict import Verdict
@@ -54,6 +55,7 @@ def render(summary: Summary) -> str:
         tensors=TENSORS,
         verdicts=Verdict,
         charts=charts(summary),
+        place=place,
         faults=summary.faults[:_FAULTS],
         notes=summary.notes[:_NOTES],
     )

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fa_verify.report import text
+from fa_verify.report.coverage import reached
 from fa_verify.report.headline import caveats, headline, remark, where, word
 from fa_verify.report.result import TENSORS
 from fa_verify.verdict import Verdict
@@ -33,6 +34,9 @@ def render(summary: Summary) -> str:
         blocks.append(f"... and {text.plural(len(summary.faults) - _SHOWN, 'more fault')}.")
     if summary.rows:
         blocks.append(_rows(summary))
+    if summary.coverage:
+        lines = [f"- {escape(reached(one))}" for one in summary.coverage[:_SHOWN]]
+        blocks.append("Reached:\n\n" + "\n".join(lines))
     if summary.notes:
         blocks.append(_notes(summary))
     facts = [environment(summary.facts), *([summary.facts.unseen] if summary.facts.unseen else [])]

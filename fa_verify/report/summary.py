@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fa_verify.case import Case
 from fa_verify.errors import InvalidInputError
 from fa_verify.record import CaseRecord, End, Line, Shrunk, Start
+from fa_verify.report.coverage import Coverage, coverage
 from fa_verify.report.facts import Facts, gather
 from fa_verify.report.faults import Fault, Note, find_faults, find_notes
 from fa_verify.report.group import Group, count_verdicts, group
@@ -36,6 +37,7 @@ class Summary:
         faults: Failures that are the same fault as one, likely causes before their consequences.
         notes: Reasons for the verdicts unsupported, inconclusive and error, with counts.
         results: Every case, sorted.
+        coverage: What each kernel's cases reached, sorted by kernel.
     """
 
     facts: Facts
@@ -45,6 +47,7 @@ class Summary:
     faults: tuple[Fault, ...]
     notes: tuple[Note, ...]
     results: tuple[Result, ...]
+    coverage: tuple[Coverage, ...] = ()
 
     @property
     def cases(self) -> int:
@@ -110,6 +113,7 @@ def summarise(lines: Iterable[Line]) -> Summary:
         faults=find_faults(results, _results(shrunk, names)),
         notes=find_notes(results),
         results=tuple(results),
+        coverage=coverage(results),
     )
 
 

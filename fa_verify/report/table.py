@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fa_verify.report import text
+from fa_verify.report.coverage import reached
 from fa_verify.report.headline import caveats, headline, remark, where, word
 from fa_verify.report.result import TENSORS
 from fa_verify.verdict import Verdict
@@ -147,9 +148,13 @@ def notes_block(summary: Summary) -> Iterator[Text]:
 
 
 def verdict_lines(summary: Summary) -> Sequence[Text]:
-    """The end of the log: speed, caveats, the verdict, and each failing kernel's first line."""
+    """The log's end: caveats, coverage, speed, the verdict, each failing kernel's first line."""
     facts = summary.facts
     found = [Text(text.clean(line), style="yellow") for line in caveats(summary)]
+    found += [
+        Text(text.clean(f"reached  {reached(one)}"), style="dim")
+        for one in summary.coverage[:_SHOWN]
+    ]
     parts = [f"seed {facts.seed}"] if facts.seed else []
     parts += [part for part in (facts.backend, facts.device) if part]
     if facts.seconds is not None and facts.rate is not None:

@@ -14,6 +14,7 @@ inside a program, num_warps, num_stages, layouts.
     print(run.incidents)
 """
 
+from fa_verify.ttir.engine.coverage import Ran
 from fa_verify.ttir.errors import TimeLimit, Unsupported
 from fa_verify.ttir.launch.session import Run, activated, available, execute
 from fa_verify.ttir.options import (
@@ -35,6 +36,7 @@ __all__ = [
     "Incident",
     "Launch",
     "Options",
+    "Ran",
     "Run",
     "TimeLimit",
     "Unsupported",

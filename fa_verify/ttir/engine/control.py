@@ -99,15 +99,13 @@ def scf_for(op: Op, low: Lowering) -> Step:
     machine = low.machine
     block = op.regions[0].blocks[0]
     dtype = CARRIER[block.args[0].type.scalar]
-    lower_s, upper_s, step_s = (low.slot(x) for x in op.operands[:3])
-    inits = [low.slot(x) for x in op.operands[3:]]
-    results = [low.slot(x) for x in op.results]
+    lower_s, upper_s, step_s, *inits = (low.slot(x) for x in op.operands)
     induction, *carried_slots = [low.slot(x) for x in block.args]
     body, terminator = low.block(block)
-    yields = [low.slot(x) for x in terminator.operands]
+    yields, results = ([low.slot(x) for x in xs] for xs in (terminator.operands, op.results))
     fresh = {low.slot(x) for x in terminator.operands for o in block.ops[:-1] if x in o.results}
     live = low.live_ins(op)
-    unsigned = "unsigned" in op.words
+    met, unsigned = machine.coverage.loop(op), "unsigned" in op.words
 
     def iterate(env: Env, carried: list[Any], index: Array) -> list[Any]:
         machine.check()
@@ -126,13 +124,16 @@ def scf_for(op: Op, low: Lowering) -> Step:
             lower, upper = lower & 0xFFFFFFFF, upper & 0xFFFFFFFF
         carried = [env[s] for s in inits]
         if lower.size == upper.size == stride.size == 1:
-            for i in range(int(lower[0]), int(upper[0]), max(int(stride[0]), 1)):
+            numbers = range(int(lower[0]), int(upper[0]), max(int(stride[0]), 1))
+            met(len(numbers), len(numbers))
+            for i in numbers:
                 carried = iterate(env, carried, np.array([i], dtype))
             assign(env, results, carried)
             return
         lower, upper, stride = np.broadcast_arrays(lower, upper, np.maximum(stride, 1))
         trips = np.maximum(-((lower - upper) // stride), 0)
         first = int(trips.min())
+        met(first, int(trips.max()))
         for k in range(first):
             carried = iterate(env, carried, _index(lower, stride, k, dtype))
         if first == int(trips.max()):
@@ -150,8 +151,7 @@ def scf_for(op: Op, low: Lowering) -> Step:
                 start = int(goal)
             leaving = trips[active] == goal
             out, rest = selection(leaving), selection(~leaving)
-            left = active[leaving]
-            stash.put(compact(left), [take(v, out) for v in carried])
+            stash.put(compact(active[leaving]), [take(v, out) for v in carried])
             carried = [take(v, rest) for v in carried]
             active = active[~leaving]
         assign(env, results, stash.results())
@@ -171,17 +171,24 @@ def compact(index: Array) -> Selection:
     return index
 
 
+_WAYS = ("then", "else")
+
+
 def scf_if(op: Op, low: Lowering) -> Step:
     """scf.if: each branch runs on the lanes that take it."""
     machine = low.machine
     condition = low.slot(op.operands[0])
     results = [low.slot(x) for x in op.results]
     branches: list[tuple[Steps, list[int]]] = []
-    for region in op.regions:
+    coverage, ways = machine.coverage, []
+    for region, name in zip(op.regions, _WAYS, strict=False):
         steps, terminator = low.block(region.blocks[0])
         branches.append((steps, [low.slot(x) for x in terminator.operands]))
+        ways.append(coverage.block(region.blocks[0], op, name))
     if len(branches) == 1:
         branches.append(([], []))
+        ways.append(coverage.way(op, _WAYS[1]))
+    flags = coverage.flags
     # Constants and outer values may be yielded as they are, so they count as read inside.
     live = low.live_ins(op)
 
@@ -190,10 +197,12 @@ def scf_if(op: Op, low: Lowering) -> Step:
         taken = bool(test[0])
         if test.size == 1 or (test == test[0]).all():
             steps, yields = branches[0 if taken else 1]
+            flags[ways[0 if taken else 1]] = 1
             run(steps, env)
             assign(env, results, [env[s] for s in yields])
             return
         stash = Stash(test.size)
+        flags[ways[0]] = flags[ways[1]] = 1
         for (steps, yields), keep in zip(branches, (test, ~test), strict=True):
             where = selection(keep)
             if steps or yields:
@@ -219,6 +228,8 @@ class Graph:
         self.numbers = {block.label: i for i, block in enumerate(blocks)}
         lowered = [low.block(block) for block in blocks]
         self.steps = [steps for steps, _ in lowered]
+        self._flags = low.machine.coverage.flags
+        self._ran = [low.machine.coverage.block(block) for block in blocks]
         self.terminators = [self._terminator(op, low) for _, op in lowered]
         self.block_args = [[low.slot(x) for x in block.args] for block in blocks]
         if len(blocks) > 1:  # values cross blocks: nothing may be dropped early
@@ -239,6 +250,7 @@ class Graph:
         while pending:
             number, env, where, machine.lanes = pending.pop()
             machine.check()
+            self._flags[self._ran[number]] = 1
             run(self.steps[number], env)
             operands, successors = self.terminators[number]
             if not successors:

@@ -11,6 +11,7 @@ import numpy as np
 from fa_verify.ttir.errors import TimeLimit
 
 if TYPE_CHECKING:
+    from fa_verify.ttir.engine.coverage import Coverage
     from fa_verify.ttir.engine.turns import Turns
     from fa_verify.ttir.memory.access import Accesses
     from fa_verify.ttir.memory.addresses import Addresses
@@ -51,7 +52,7 @@ def _shared(values: Array) -> Array:
 class Machine:
     """What closures look at while they run. One launch at a time."""
 
-    __slots__ = ("accesses", "addresses", "deadline", "grid", "lanes", "turns")
+    __slots__ = ("accesses", "addresses", "coverage", "deadline", "grid", "lanes", "turns")
 
     def __init__(self) -> None:
         """Hold nothing until a launch begins."""
@@ -59,6 +60,7 @@ class Machine:
         self.grid = (1, 1, 1)
         self.deadline: float | None = None
         self.turns: Turns | None = None  # when programs take turns instead of running in lockstep
+        self.coverage: Coverage
         self.accesses: Accesses
         self.addresses: Addresses
 

@@ -18,6 +18,7 @@ import torch
 
 from fa_verify.ttir.engine import control, whiles
 from fa_verify.ttir.engine.control import Body
+from fa_verify.ttir.engine.coverage import Coverage
 from fa_verify.ttir.engine.machine import Lanes, Machine
 from fa_verify.ttir.engine.turns import Turns
 from fa_verify.ttir.errors import Unsupported
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.memory.known import Memory
     from fa_verify.ttir.numbers.floats import Array
     from fa_verify.ttir.options import Edit, FloatModel, Options
-    from fa_verify.ttir.syntax.ir import Module, Op, Type
+    from fa_verify.ttir.syntax.ir import Location, Module, Op, Type
 
 RULES: dict[str, Rule] = {
     **choice.RULES, **integers.RULES, **arithmetic.RULES, **casts.RULES, **functions.RULES,
@@ -123,6 +124,7 @@ class Program:
         self._file = file or self._compiled_from
         self._bodies: dict[str, Body] = {}
         self._peak = 1
+        self.coverage = self.machine.coverage = Coverage(module, self._place)
         waits = waiting(module)
         self.waits = bool(waits)
         callees = [f for f in module.functions.values() if f is not module.entry]
@@ -159,13 +161,14 @@ class Program:
         prints = any(op.name == "tt.print" for op in ops)
         return self._site(used[0]) if used and not prints else None
 
+    def _place(self, location: Location) -> tuple[str, int]:
+        file = location.file
+        return (self._file if file == self._compiled_from else file), location.line
+
     def _site(self, op: Op) -> Site:
-        file = op.location.file
-        if file == self._compiled_from:
-            file = self._file
         position = MASK_OPERAND.get(op.name)
         masked = position is not None and len(op.operands) > position
-        return Site(self.name, file, op.location.line, masked)
+        return Site(self.name, *self._place(op.location), masked)
 
     def run(
         self,

@@ -33,16 +33,21 @@ class Parts:
     after_args: list[int]
     after: Steps
     yields: list[int]
+    flags: bytearray
+    tested: int
+    turned: int
 
     def test(self, env: Env, carried: list[Any]) -> tuple[Array, list[Any]]:
         """Run the first block; the condition, and what it forwards."""
         self.machine.check()
+        self.flags[self.tested] = 1
         assign(env, self.before_args, carried)
         run(self.before, env)
         return env[self.condition], [env[s] for s in self.forwarded]
 
     def turn(self, env: Env, values: list[Any]) -> list[Any]:
         """Run the second block; what it carries into the next turn."""
+        self.flags[self.turned] = 1
         assign(env, self.after_args, values)
         run(self.after, env)
         return [env[s] for s in self.yields]
@@ -51,6 +56,7 @@ class Parts:
 def scf_while(op: Op, low: Lowering) -> Step:
     """scf.while: programs leave as their condition turns false."""
     before, after = op.regions[0].blocks[0], op.regions[1].blocks[0]
+    coverage = low.machine.coverage
     before_steps, condition = low.block(before)
     after_steps, following = low.block(after)
     parts = Parts(
@@ -64,6 +70,9 @@ def scf_while(op: Op, low: Lowering) -> Step:
         [low.slot(x) for x in after.args],
         after_steps,
         [low.slot(x) for x in following.operands],
+        coverage.flags,
+        coverage.block(before),
+        coverage.block(after, op, "loop"),
     )
     return _waiting(op, parts) if op in low.waiting else _lockstep(parts, low.live_ins(op))
 

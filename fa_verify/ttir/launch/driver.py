@@ -128,7 +128,9 @@ class Launcher:
                 self._check_constants(program, args, run.findings)
             launch = partial(program.run, names, values, grid, memory=run.memory)
             orders = Orders(program, names, values) if run.options.sanitize else None
-            launch(options=run.options, findings=run.findings)
+            program.coverage.clear()
+            with run.covering(program.coverage):
+                launch(options=run.options, findings=run.findings)
             if orders is not None:
                 for look in (births.explain, wraps.confirm):
                     look(

@@ -17,6 +17,7 @@ import triton.backends
 from triton.runtime import cache
 from triton.runtime.driver import driver as active_driver
 
+from fa_verify.ttir.engine.coverage import Coverage, Ran, merged
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.launch import hopper
 from fa_verify.ttir.launch.allocations import Allocations
@@ -53,6 +54,7 @@ class Run:
         self.launches: list[Launch] = []
         self.configs: dict[str, int] = {}
         self.unsupported: list[Unsupported] = []
+        self._covered: dict[tuple[Coverage, bytes], None] = {}
         self.memory = Memory()
         self.findings = Findings(options.max_incidents, tell)
         self.allocations = Allocations(self.memory)
@@ -98,6 +100,19 @@ class Run:
     def unwritten(self, tensor: torch.Tensor) -> torch.Tensor:
         """Bool tensor of `tensor`'s shape: elements that nobody wrote."""
         return self.memory.unwritten(tensor)
+
+    @property
+    def ran(self) -> Ran:
+        """Which lines and ways of the kernels' sources ran in any launch."""
+        return merged(coverage.ran(flags) for coverage, flags in self._covered)
+
+    @contextmanager
+    def covering(self, coverage: Coverage) -> Iterator[None]:
+        """Remember what of a kernel ran (called by the driver)."""
+        try:
+            yield
+        finally:
+            self._covered[coverage, bytes(coverage.flags)] = None
 
     def record_launch(self, **fields: Any) -> None:
         """Note a launch (called by the driver)."""

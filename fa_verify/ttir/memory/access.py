@@ -131,6 +131,8 @@ class Accesses:
         """
         terms, masks = addresses
         cells = found or elementwise(terms, masks)
+        if access.sides is not None:
+            self._note_sides(access.sides, cells)
         bad = outside(arg, cells)
         if bad is None:
             return cells
@@ -149,6 +151,14 @@ class Accesses:
         if cells.axis is not None and arg.size < cells.length:
             cells.length = 0
         return cells
+
+    def _note_sides(self, sides: tuple[int, int], cells: Cells) -> None:
+        """Remember what a mask has done."""
+        flags, valid, (shown, hidden) = self.machine.coverage.flags, cells.valid, sides
+        if not flags[hidden] and (valid is not None or cells.length < cells.full):
+            flags[hidden] = 1
+        if not flags[shown] and cells.length and (valid is None or valid.any()):
+            flags[shown] = 1
 
     def _touch(
         self, access: Access, arg: Argument, cells: Cells, *others: Array, everyone: bool = False

@@ -29,13 +29,15 @@ _FEW = 4096  # sorting more addresses costs more than it can save
 class Access:
     """What is known of a memory operation before it runs: place, tile shape, element type.
 
-    `checked` is a load whose result a compare-and-swap checks (see `lowering.retries`).
+    `checked` is a load whose result a compare-and-swap checks (see `lowering.retries`); `sides` are
+    the numbers of what a mask shows and hides (see `engine.coverage`), if there is one.
     """
 
     site: Site
     shape: tuple[int, ...]
     scalar: str
     checked: bool = False
+    sides: tuple[int, int] | None = None
 
 
 @dataclass(slots=True, eq=False)

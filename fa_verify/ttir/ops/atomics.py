@@ -11,7 +11,7 @@ from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.memory.access import Update
 from fa_verify.ttir.memory.cells import Access
 from fa_verify.ttir.numbers.floats import Array, round_to
-from fa_verify.ttir.ops.pointers import masks_of, pointee
+from fa_verify.ttir.ops.pointers import masks_of, pointee, sides
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,8 @@ def _atomic(op: Op, low: Lowering, function: Callable[..., Array] | None, operan
     pointer, *values = [low.slot(x) for x in op.operands[: 1 + operands]]
     result = low.slot(op.results[0]) if op.results else None
     masks = masks_of(op, low, 1 + operands)
-    access = Access(low.site(op), op.operands[0].type.shape, pointee(op.operands[0]).scalar)
+    shape, scalar = op.operands[0].type.shape, pointee(op.operands[0]).scalar
+    access = Access(low.site(op), shape, scalar, sides=sides(op, low))
     used, machine = bool(op.results and op.results[0].users), low.machine
     acquires, releases = (_orders(op, word) for word in ("acquire", "release"))
     update = Update(function, used=used, acquires=acquires, releases=releases)

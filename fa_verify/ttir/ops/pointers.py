@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
+from fa_verify.ttir.lowering.lower import MASK_OPERAND
 from fa_verify.ttir.memory.cells import Access
 from fa_verify.ttir.numbers.floats import RAW, Array
 from fa_verify.ttir.ops.integers import wrapped
@@ -66,6 +67,14 @@ def masks_of(op: Op, low: Lowering, position: int) -> Callable[[Env], tuple[Arra
     return low.terms(op.operands[position])
 
 
+def sides(op: Op, low: Lowering) -> tuple[int, int] | None:
+    """The numbers of what an access's mask shows and hides, if it has one."""
+    position = MASK_OPERAND.get(op.name)
+    if position is None or len(op.operands) <= position:
+        return None
+    return low.machine.coverage.way(op, "shown"), low.machine.coverage.way(op, "hidden")
+
+
 def load(op: Op, low: Lowering) -> Step:
     """tt.load; pointers lie in memory as addresses."""
     pointer, result = low.slot(op.operands[0]), low.slot(op.results[0])
@@ -73,7 +82,9 @@ def load(op: Op, low: Lowering) -> Step:
     scalar, shape = pointee(op.operands[0]).scalar, op.operands[0].type.shape
     masks = masks_of(op, low, 1)
     other = low.slot(op.operands[2]) if len(op.operands) > 2 else None
-    access = Access(low.site(op), shape, _STORED.get(scalar, scalar), op in low.checked)
+    access = Access(
+        low.site(op), shape, _STORED.get(scalar, scalar), op in low.checked, sides(op, low)
+    )
     machine = low.machine
 
     def step(env: Env) -> None:
@@ -94,7 +105,8 @@ def store(op: Op, low: Lowering) -> Step:
     stored = op.operands[1].type
     scalar, shape = pointee(op.operands[0]).scalar, op.operands[0].type.shape
     masks = masks_of(op, low, 2)
-    access, machine = Access(low.site(op), shape, _STORED.get(scalar, scalar)), low.machine
+    access = Access(low.site(op), shape, _STORED.get(scalar, scalar), sides=sides(op, low))
+    machine = low.machine
 
     def step(env: Env) -> None:
         machine.accesses.store(access, env[pointer], env[value], masks(env))

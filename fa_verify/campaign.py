@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import multiprocessing
 import time
 import zlib
 from concurrent.futures import (
@@ -22,20 +21,20 @@ from concurrent.futures import (
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-import pebble
 
-from fa_verify import distribution, worker
-from fa_verify.backends.base import FAULT, Setup
+from fa_verify import distribution
+from fa_verify.backends.base import Setup
 from fa_verify.case import Case
 from fa_verify.diagnosis import SIMULATED
-from fa_verify.record import CaseRecord, FailureRecord, Shrunk
+from fa_verify.pool import Pool
+from fa_verify.record import CaseRecord, Shrunk
 from fa_verify.strategies import shrink
 from fa_verify.verdict import Verdict
-from fa_verify.verify import replay_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fa_verify.examples import Examples
     from fa_verify.kernel import Kernel
 
 __all__ = ["Listener", "Plan", "drawn", "replay", "run"]
@@ -44,7 +43,6 @@ __all__ = ["Listener", "Plan", "drawn", "replay", "run"]
 # and 8, so that on CUDA a form meets one configuration only.
 _SHARD = 96
 _CONFIGS = 840  # a multiple of every number of configurations up to 8
-_GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
 # Compiled forms of each kernel in a CUDA run: a form costs some seconds to compile, a case that
 # needs no compiling some hundredths. Another seed of the run draws other forms.
 _CUDA_FORMS = _SHARD
@@ -99,88 +97,37 @@ class Listener(Protocol):
         ...
 
 
-class _Pool:
-    """Worker processes, and the translation of their deaths into records."""
+def run(
+    kernels: tuple[Kernel, ...], plan: Plan, listener: Listener, examples: Examples | None = None
+) -> None:
+    """Verify every kernel on its share of cases, then make each kind of failure small.
 
-    def __init__(self, plan: Plan) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fa_verify.worker", "fa_verify.backends.cpu"])
-        self._plan = plan
-        self._pool = pebble.ProcessPool(
-            max_workers=plan.workers,
-            context=context,
-            initializer=_start_worker,
-            initargs=(plan.timeout, plan.memory, plan.backend == "cpu"),
-        )
-
-    def submit(
-        self,
-        kernel: Kernel,
-        case: Case,
-        setup: Setup,
-        *,
-        search: bool = False,
-        explain: bool = False,
-    ) -> Future[CaseRecord]:
-        """Start one case; a case of a search is judged by det alone."""
-        future: Future[CaseRecord] = self._pool.schedule(
-            worker.run,
-            args=(kernel.target, str(case), str(setup)),
-            kwargs={"independent": not search, "explain": explain},
-            timeout=self._plan.timeout + _GRACE,
-        )
-        return future
-
-    def result(
-        self, future: Future[CaseRecord], kernel: Kernel, case: Case, setup: Setup
-    ) -> CaseRecord:
-        """The record of a finished case; a dead or killed worker is a failure of the kernel."""
-        try:
-            return future.result()
-        except TimeoutError:
-            failure = FailureRecord(
-                check="timeout",
-                title="the kernel hangs",
-                message=f"no result in {self._plan.timeout + _GRACE:g} s; the worker was killed",
-            )
-        except pebble.ProcessExpired as error:
-            failure = FailureRecord(
-                check="crash",
-                title="the worker died" if error.exitcode != FAULT else "the card faulted",
-                message=f"the process running this case ended with exit code {error.exitcode}",
-            )
-        except Exception as error:  # noqa: BLE001 - the worker itself broke (kernel import, protocol)
-            return _record(
-                kernel, case, setup, Verdict.ERROR, reason=f"{type(error).__name__}: {error}"
-            )
-        return _record(kernel, case, setup, Verdict.FAIL, failures=(failure,))
-
-    def stop(self) -> None:
-        """Kill the workers."""
-        self._pool.stop()  # type: ignore[no-untyped-call]
-        self._pool.join()
-
-
-def _start_worker(seconds: float, memory: int, cap: bool) -> None:  # noqa: FBT001 - pebble's initargs
-    worker.start(seconds, memory, cap=cap)
-
-
-def run(kernels: tuple[Kernel, ...], plan: Plan, listener: Listener) -> None:
-    """Verify every kernel on its share of cases, then make each kind of failure small."""
+    What failed before (`examples`) comes first, and beside that share; a search found it, so that
+    it is judged by det alone.
+    """
     begin = time.monotonic()
     end = None if plan.seconds is None else begin + plan.seconds
     # A budget keeps a fifth of itself for shrinking.
     last_start = None if plan.seconds is None else begin + 0.8 * plan.seconds
-    pool = _Pool(plan)
+    pool = _pool(plan)
     try:
-        failed = _verify_all(pool, kernels, plan, listener, last_start)
+        known: list[_Item] = []
+        if examples is not None:
+            listener = _Remembering(listener, examples)
+            known = [item for kernel in kernels for item in _known(kernel, plan, examples)]
+        failed = _verify_all(pool, kernels, plan, listener, last_start, known=known)
         _shrink_all(pool, failed, plan, listener, end)
     finally:
         pool.stop()
 
 
+def _pool(plan: Plan) -> Pool:
+    cap = plan.backend == "cpu"
+    return Pool(plan.workers, timeout=plan.timeout, memory=plan.memory, cap=cap)
+
+
 def _shrink_all(
-    pool: _Pool,
+    pool: Pool,
     failed: list[tuple[Kernel, CaseRecord]],
     plan: Plan,
     listener: Listener,
@@ -209,17 +156,19 @@ def drawn(kernel: Kernel, plan: Plan) -> Iterator[tuple[Case, Setup]]:
 
 
 def _verify_all(
-    pool: _Pool,
+    pool: Pool,
     kernels: tuple[Kernel, ...],
     plan: Plan,
     listener: Listener,
     last_start: float | None,
+    *,
+    known: list[_Item],
 ) -> list[tuple[Kernel, CaseRecord]]:
     """Keep the workers busy; return the failing records with their kernels."""
     failed: list[tuple[Kernel, CaseRecord]] = []
     failures: collections.Counter[str] = collections.Counter()
-    running: dict[Future[CaseRecord], tuple[Kernel, Case, Setup]] = {}
-    work = _work(kernels, plan, failures)
+    running: dict[Future[CaseRecord], _Item] = {}
+    work = itertools.chain(known, _work(kernels, plan, failures))
     exhausted = False
     while True:
         while not exhausted and len(running) < 2 * plan.workers:
@@ -227,22 +176,59 @@ def _verify_all(
             if item is None or (last_start is not None and time.monotonic() > last_start):
                 exhausted = True
                 break
-            running[pool.submit(*item)] = item
+            running[item.start(pool)] = item
         if not running:
             return failed
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
-            kernel, case, setup = running.pop(future)
-            record = pool.result(future, kernel, case, setup)
+            item = running.pop(future)
+            record = pool.result(future, item.kernel, item.case, item.setup)
             listener.record(record)
             if record.verdict == Verdict.FAIL:
-                failed.append((kernel, record))
-                failures[kernel.target] += 1
+                failed.append((item.kernel, record))
+                failures[item.kernel.target] += not item.known
+
+
+class _Remembering:
+    """A listener that keeps what fails, and forgets what passes, before it says so."""
+
+    def __init__(self, listener: Listener, examples: Examples) -> None:
+        self._examples = examples
+        self._listener = listener
+        self.shrinking = listener.shrinking
+
+    def record(self, record: CaseRecord) -> None:
+        self._examples.learn(record)
+        self._listener.record(record)
+
+    def shrunk(self, shrunk: Shrunk) -> None:
+        self._examples.learn(shrunk.record)
+        self._listener.shrunk(shrunk)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Item:
+    """A case to run on a kernel; `known`: it failed in an earlier run."""
+
+    kernel: Kernel
+    case: Case
+    setup: Setup
+    known: bool = False
+
+    def start(self, pool: Pool) -> Future[CaseRecord]:
+        return pool.submit(self.kernel, self.case, self.setup, search=self.known)
+
+
+def _known(kernel: Kernel, plan: Plan, examples: Examples) -> Iterator[_Item]:
+    """What failed before."""
+    for case, setup in examples.of(kernel, backend=plan.backend):
+        if plan.dtype in (None, case.problem.dtype):
+            yield _Item(kernel=kernel, case=case, setup=setup, known=True)
 
 
 def _work(
     kernels: tuple[Kernel, ...], plan: Plan, failures: collections.Counter[str]
-) -> Iterator[tuple[Kernel, Case, Setup]]:
+) -> Iterator[_Item]:
     """Some cases of each kernel in turn; a kernel that failed enough drops out.
 
     Kernels meet the same cases. Variants share functions, and what one of them compiled the next
@@ -258,7 +244,7 @@ def _work(
                 if failures[kernel.target] >= plan.max_failures:
                     streams.pop(kernel, None)
                     break
-                yield kernel, case, _setup(plan, index)
+                yield _Item(kernel=kernel, case=case, setup=_setup(plan, index))
 
 
 def _setup(plan: Plan, index: int) -> Setup:
@@ -313,7 +299,7 @@ def _size(record: CaseRecord) -> int:
     return heads * (problem.seqlen_q + 1) * (problem.seqlen_k + 1) * problem.head_dim
 
 
-def _shrink(pool: _Pool, kernel: Kernel, record: CaseRecord, plan: Plan) -> Shrunk:
+def _shrink(pool: Pool, kernel: Kernel, record: CaseRecord, plan: Plan) -> Shrunk:
     """The smallest case found on which the kernel still fails in the same way."""
     setup = Setup.parse(record.setup)
     wanted = {(f.check, f.title) for f in record.failures[:1]}
@@ -356,31 +342,9 @@ def _informed(small: CaseRecord, original: CaseRecord) -> CaseRecord:
 
 def replay(kernel: Kernel, case: Case, setup: Setup, plan: Plan, *, drawn: bool) -> CaseRecord:
     """One case again, in a worker of its own, with its likely cause."""
-    pool = _Pool(plan)
+    pool = _pool(plan)
     try:
         future = pool.submit(kernel, case, setup, search=not drawn, explain=True)
         return pool.result(future, kernel, case, setup)
     finally:
         pool.stop()
-
-
-def _record(
-    kernel: Kernel,
-    case: Case,
-    setup: Setup,
-    verdict: Verdict,
-    *,
-    reason: str = "",
-    failures: tuple[FailureRecord, ...] = (),
-) -> CaseRecord:
-    return CaseRecord(
-        kernel=kernel.name,
-        target=kernel.target,
-        source_hash=kernel.source_hash,
-        case=str(case),
-        setup=str(setup),
-        verdict=verdict.value,
-        reason=reason,
-        failures=failures,
-        replay=replay_line(kernel, case, setup, drawn=True),
-    )

@@ -19,6 +19,7 @@ from fa_verify import backends, campaign, loader
 from fa_verify.backends.base import Setup
 from fa_verify.case import Case
 from fa_verify.errors import KernelLoadError
+from fa_verify.examples import Examples
 from fa_verify.record import CaseRecord, End, Shrunk, Start, Writer
 from fa_verify.report import files, table
 from fa_verify.report.summary import exit_code, summarise
@@ -52,8 +53,12 @@ def check(
     workers: int | None,
     dtype: str | None,
     timeout: float,
+    examples: Path | None,
 ) -> int:
-    """Run a campaign, write its record and report into ``folder``, return the exit code."""
+    """Run a campaign, write its record and report into ``folder``, return the exit code.
+
+    What failed in earlier runs is kept in the folder `examples` and comes first.
+    """
     console = Console(highlight=False)
     kernels = _load(targets)
     if not kernels:
@@ -75,11 +80,13 @@ def check(
     begin = time.monotonic()
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
     writer = Writer(folder / f"{stamp}-{os.getpid()}.jsonl")
-    show = _Show(console, writer, kernels, plan)
+    kept = None if examples is None else Examples(examples)
+    known = sum(len(kept.of(kernel, backend=backend)) for kernel in kernels) if kept else 0
+    show = _Show(console, writer, plan, len(kernels), known)
     show.write(start_line(targets, seed, backend))
     try:
         with show.progress:
-            campaign.run(kernels, plan, show)
+            campaign.run(kernels, plan, show, kept)
         summary = summarise(show.lines)
         code = exit_code(summary, strict=strict)
         seconds = time.monotonic() - begin
@@ -97,7 +104,7 @@ class _Show:
     """A campaign's listener: writes the record, moves the bar, prints a fault at first sight."""
 
     def __init__(
-        self, console: Console, writer: Writer, kernels: Sequence[Kernel], plan: campaign.Plan
+        self, console: Console, writer: Writer, plan: campaign.Plan, kernels: int, known: int
     ) -> None:
         self.lines: list[Line] = []
         self._writer = writer
@@ -105,7 +112,7 @@ class _Show:
         self._seen: set[tuple[str, str, str]] = set()
         self._begin = self._said = time.monotonic()
         self._cases = self._failed = 0
-        self._total = None if plan.cases is None else plan.cases * len(kernels)
+        self._total = None if plan.cases is None else plan.cases * kernels + known
         self._seconds = plan.seconds
         self.progress = Progress(
             TextColumn("{task.description}"),

@@ -100,11 +100,28 @@ def _cli() -> None:
 @click.option(
     "--strict", is_flag=True, help="Unsupported cases and inconclusive elements fail too."
 )
-def check(targets: tuple[str, ...], folder: Path, *, strict: bool, **options: Any) -> int:
+@click.option(
+    "--examples",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".fa_verify/examples"),
+    show_default=True,
+    help="Folder of cases that failed before; they are run first.",
+)
+@click.option("--no-examples", is_flag=True, help="Neither run nor keep failed cases.")
+def check(
+    targets: tuple[str, ...],
+    folder: Path,
+    *,
+    strict: bool,
+    examples: Path,
+    no_examples: bool,
+    **options: Any,
+) -> int:
     """Fuzz the kernels that TARGET names: a folder, a file, file.py:NAME or module:NAME."""
     from fa_verify import checking  # noqa: PLC0415 - torch and Triton take seconds to load
 
-    return checking.check(targets, folder, strict=strict, **options)
+    kept = None if no_examples else examples
+    return checking.check(targets, folder, strict=strict, examples=kept, **options)
 
 
 @_cli.command()

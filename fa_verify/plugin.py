@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _SUITE = "fa_verify.suite"
 _DEFAULT_SEED = 0
 _DEFAULT_CASES = 120
+_DEFAULT_EXAMPLES = ".fa_verify/examples"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,6 +51,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--fa-report", default="fa-verify-report", metavar="DIR",
                     help="folder of the record and the merged report")  # fmt: skip
+    group.addoption(
+        "--fa-examples",
+        default=_DEFAULT_EXAMPLES,
+        metavar="DIR",
+        help=f"folder of cases that failed before; they run first (default {_DEFAULT_EXAMPLES})",
+    )
+    group.addoption(
+        "--fa-no-examples", action="store_true", help="neither run nor keep failed cases"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -144,15 +154,18 @@ class _Run:
     def fa_verify_shard(self, request: pytest.FixtureRequest) -> Shard:
         """The shard of this test."""
         from fa_verify.backends import make, resolve  # noqa: PLC0415
+        from fa_verify.examples import Examples  # noqa: PLC0415
         from fa_verify.suite.shard import Shard  # noqa: PLC0415
 
-        self._backend_name = resolve(self.config.getoption("--fa-backend"))
+        option = self.config.getoption
+        self._backend_name = resolve(option("--fa-backend"))
         return Shard(
             **request.param,
             backend=make(self._backend_name, seconds=60.0),
             backend_name=self._backend_name,
             seed=self.seed,
             writer=self._open(),
+            kept=None if option("--fa-no-examples") else Examples(Path(option("--fa-examples"))),
         )
 
     def _open(self) -> Writer:

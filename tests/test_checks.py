@@ -374,8 +374,10 @@ def test_metamorphic_relations_see_their_faults():
     )
 
 
-def test_an_independent_case_gets_one_rerun_and_a_searched_one_all():
-    assert len(reruns.chosen(trial())) == 1
+def test_an_independent_case_gets_few_reruns_and_a_searched_one_all():
+    assert len(set(reruns.chosen(trial()))) == 3
+    larger = CASE.replace("s=24x40", "s=300x400")
+    assert len(reruns.chosen(trial(larger))) == 1
     assert len(reruns.chosen(trial(independent=False))) == 7
     names = {reruns.chosen(trial(CASE.replace("seed=3", f"seed={seed}")))[0] for seed in range(60)}
     assert len(names) == 7

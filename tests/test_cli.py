@@ -25,7 +25,8 @@ def run(*arguments, timeout=120):
 
 
 def check(target, folder, *options):
-    return run("check", target, "--report", str(folder), "-n", "1", "--cases", "3", *options)
+    kept = ("--examples", str(folder / "kept"))
+    return run("check", target, "--report", str(folder), *kept, "-n", "1", "--cases", "3", *options)
 
 
 def test_a_right_kernel_passes_and_leaves_a_report(tmp_path):
@@ -42,6 +43,7 @@ def test_a_wrong_kernel_fails_with_a_line_that_replays_it(tmp_path):
     code, output = run(
         "check",
         "tests/targets/wrong.py:wrong",
+        "--no-examples",
         "--report",
         str(tmp_path),
         "-n",

@@ -17,7 +17,7 @@ def pytest_run(*arguments, cwd=None):
 def test_the_suite_passes_a_right_kernel_and_merges_one_report(tmp_path):
     result = pytest_run(
         *("-n", "2", "--kernel", "tests/targets/plain.py:right", "--fa-cases", "12"),
-        *("--fa-report", str(tmp_path)),
+        *("--fa-report", str(tmp_path), "--fa-examples", str(tmp_path / "kept")),
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "12 passed" in result.stdout  # three dtypes, two passes, two shards
@@ -28,7 +28,7 @@ def test_the_suite_passes_a_right_kernel_and_merges_one_report(tmp_path):
 def test_the_suite_fails_a_wrong_kernel_and_shows_the_smallest_case(tmp_path):
     result = pytest_run(
         *("--kernel", "tests/targets/wrong.py:wrong", "--fa-cases", "60"),
-        *("--fa-report", str(tmp_path)),
+        *("--fa-report", str(tmp_path), "--fa-examples", str(tmp_path / "kept")),
     )
     assert result.returncode == 1, result.stdout + result.stderr
     assert "smallest case: pass=fwd s=3x" in result.stdout
@@ -36,7 +36,14 @@ def test_the_suite_fails_a_wrong_kernel_and_shows_the_smallest_case(tmp_path):
 
 
 def test_a_bad_target_is_misuse(tmp_path):
-    result = pytest_run("--kernel", "none.py:f", "--fa-report", str(tmp_path))
+    result = pytest_run(
+        "--kernel",
+        "none.py:f",
+        "--fa-report",
+        str(tmp_path),
+        "--fa-examples",
+        str(tmp_path / "kept"),
+    )
     assert result.returncode == 4, result.stdout + result.stderr
     assert "no such file" in result.stdout + result.stderr
 
@@ -66,7 +73,7 @@ def test_the_plugin_loads_nothing_heavy():
 def test_a_kernel_that_fails_once_only_is_found_not_deterministic(tmp_path):
     result = pytest_run(
         *("--kernel", "tests/targets/wrong.py:flaky", "--fa-cases", "60"),
-        *("--fa-report", str(tmp_path)),
+        *("--fa-report", str(tmp_path), "--fa-examples", str(tmp_path / "kept")),
     )
     assert result.returncode == 1, result.stdout + result.stderr
     assert "not deterministic" in result.stdout
@@ -75,6 +82,13 @@ def test_a_kernel_that_fails_once_only_is_found_not_deterministic(tmp_path):
 
 def test_a_file_without_kernels_is_misuse_not_a_green_run(tmp_path):
     (tmp_path / "empty.py").write_text("")
-    result = pytest_run("--kernel", str(tmp_path / "empty.py"), "--fa-report", str(tmp_path))
+    result = pytest_run(
+        "--kernel",
+        str(tmp_path / "empty.py"),
+        "--fa-report",
+        str(tmp_path),
+        "--fa-examples",
+        str(tmp_path / "kept"),
+    )
     assert result.returncode == 4, result.stdout + result.stderr
     assert "no Kernel found" in result.stdout + result.stderr

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import find, given, seed, settings
 
 from fa_verify import distribution
+from fa_verify.aspects import pairs
 from fa_verify.capabilities import Capabilities
 from fa_verify.case import Case
+from fa_verify.distribution import tables
+from fa_verify.distribution.corners import CORNERS
 from fa_verify.errors import InvalidInputError
 from fa_verify.strategies import cases, problems, shrink
 from fa_verify.values import DO_FAMILIES, QK_FAMILIES, V_FAMILIES
@@ -137,7 +140,7 @@ def test_masks_of_every_kind_are_seen(drawn):
         (m.causal, m.window_left is not None, m.window_right is not None, m.alignment)
         for m in (c.problem.mask for c in drawn)
     )
-    assert set(kinds) >= {kind for kind, _ in distribution.MASKS}
+    assert set(kinds) >= {kind for kind, _ in tables.MASKS}
     fully_masked = _share(
         drawn,
         lambda c: (
@@ -193,12 +196,12 @@ def test_a_draw_does_not_change_between_versions():
 
 FROZEN = [
     (
-        "pass=bwd h=6/3 s=104x298 d=16 dtype=float32 dot=tf32 mask=causal scale=0.01"
-        " k=bshd.s144.at96 do=bhds qk.values=row-shift-far v.values=mixed seed=2997709644"
+        "pass=bwd h=2/1 s=145x40 d=16/1 dtype=float32 dot=tf32 mask=causal cap=15.0"
+        " do=bshd.s2 qk.values=row-shift-far v.values=ones seed=2348642705"
     ),
     (
-        "pass=bwd h=2/2 s=128x128 d=80 dtype=float32 dot=tf32 q=bshd k=bhsd.at3"
-        " v.values=heavy-tails seed=2879512040"
+        "pass=bwd b=2 s=919x919 d=48 dtype=float16 mask=causal k=bhsd.b1.h3 v=bhsd.s8"
+        " do=bhsd.shared v.values=ones do.values=small seed=1232279811"
     ),
 ]
 
@@ -329,13 +332,13 @@ def test_hypothesis_shrinks_to_a_minimal_case():
     assert found.problem.layout_q == smallest.problem.layout_q
 
 
-NO_TABLES = ("T", "MAX_WORK", "TYPE_CHECKING")
-TABLES = [name for name in vars(distribution) if name.isupper() and name not in NO_TABLES]
+NO_TABLES = ("T", "MAX_WORK")
+TABLES = [name for name in vars(tables) if name.isupper() and name not in NO_TABLES]
 
 
 def _stated(name):
     """The rows of a table of the code as docs/distribution.md states them."""
-    table = getattr(distribution, name)
+    table = getattr(tables, name)
     if not isinstance(table, tuple):
         return [f"{name}: {', '.join(sorted(table)) if isinstance(table, frozenset) else table}"]
     return [f"| {_text(value)} | {weight} |" for value, weight in table]
@@ -349,6 +352,72 @@ def _text(value):
 def test_the_document_states_every_weight(name):
     document = pathlib.Path(__file__).parents[1] / "docs" / "distribution.md"
     assert "\n".join(_stated(name)) in document.read_text(encoding="utf-8")
+
+
+def test_the_document_states_every_corner():
+    document = pathlib.Path(__file__).parents[1] / "docs" / "distribution.md"
+    stated = "\n".join(f"| {corner.name} | {corner} |" for corner in CORNERS)
+    assert stated in document.read_text(encoding="utf-8")
+
+
+def in_corner(case, corner):
+    """Whether a case is what the corner's name says, told apart from how it was drawn."""
+    p = case.problem
+    lo, hi = p.mask.intervals(p.seqlen_q, p.seqlen_k)
+    far = [max(getattr(p, f"layout_{name}").pad) >= 1 << 20 for name in ("q", "k", "v")]
+    seen = (hi - lo).clip(0)
+    bands = (p.mask.window_left, p.mask.window_right) != (None, None)
+    return {
+        "rows that see no key": lambda: seen.min() == 0,
+        "several key heads, each with a group": lambda: p.group > 1 and case.backward,
+        "offsets past 2^31 by sequence": lambda: all(far),
+        "offsets past 2^31 by head": lambda: all(far),
+        "offsets past 2^31 by row": lambda: all(far),
+        "a window that hides a key or two": lambda: bands and seen.min() < p.seqlen_k,
+        "many sequences, little work each": lambda: p.batch >= 3,
+        "the largest head dims": lambda: p.head_dim == 256 and case.backward,
+        "keys that 16 bits cannot count": lambda: hi.max() > 1 << 15,
+        "thousands of keys, all of them seen": lambda: hi.max() == p.seqlen_k,
+        "a saturated softcap": lambda: 0 < p.softcap <= 5 and case.values.logits >= 30,
+        "a negative scale": lambda: p.scale < 0,
+        "a window's ends beside a block": lambda: bands,
+        "no query, or no key": lambda: 0 in (p.seqlen_q, p.seqlen_k),
+        "more heads than an axis of a grid counts": lambda: p.batch * p.heads_q > 65_535,
+    }.get(corner.name, lambda: True)()
+
+
+@pytest.mark.parametrize("start", range(4))
+def test_every_second_of_the_first_cases_lies_in_a_corner(start):
+    drawn = distribution.draw(start, 2 * len(CORNERS))
+    for corner, case in zip(CORNERS, drawn[1::2], strict=True):
+        assert in_corner(case, corner), (corner.name, str(case))
+
+
+@pytest.mark.parametrize(
+    ("name", "rests"),
+    [("one key after a block's end", {1}), ("one key before a block's end", {2, 14, 15})],
+)
+def test_lengths_that_differ_by_nearly_a_multiple_of_a_block(name, rests):
+    index = [corner.name for corner in CORNERS].index(name)
+    cases = [distribution.draw(start, 2 * index + 2)[-1].problem for start in range(12)]
+    assert _share(cases, lambda p: (p.seqlen_k - p.seqlen_q) % 16 in rests) > 0.7
+
+
+def test_a_kernel_that_has_no_such_corner_is_not_asked():
+    narrow = NARROW["tutorial"]
+    assert all(c.problem.seqlen_q == c.problem.seqlen_k for c in distribution.draw(0, 40, narrow))
+    formed = distribution.draw(0, 40, forms=[7])
+    assert len({c.problem.head_dim for c in formed}) == 1
+    assert any(c.problem.seqlen_k > 1 << 15 for c in distribution.draw(0, 40))
+
+
+def test_the_first_cases_join_most_pairs_of_aspects():
+    def joined(cases):
+        return len(frozenset().union(*map(pairs, cases)))
+
+    first = joined(distribution.draw(5, 32))
+    later = joined(distribution.draw(5, 64)[32:])
+    assert first > later
 
 
 def test_strategies_load_neither_torch_nor_triton():

@@ -1,0 +1,11 @@
+"""The default distribution of cases: `sample` draws one, `draw` those of a campaign's shard.
+
+No torch, no Triton. The tables are stated in docs/distribution.md.
+"""
+
+from fa_verify.distribution.drawing import sample, work
+from fa_verify.distribution.order import draw
+from fa_verify.distribution.space import Space
+from fa_verify.distribution.tables import MAX_WORK
+
+__all__ = ["MAX_WORK", "Space", "draw", "sample", "work"]

@@ -1,0 +1,170 @@
+"""`Corner`: a part of the default distribution that a campaign visits before it draws at random.
+
+Limits of the formats that kernels count in, and what defects were found to hide in. Each is wide
+enough for a kind of defect, and all that it does not name is drawn as ever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+__all__ = ["CORNERS", "MODEST", "PLAIN", "Corner"]
+
+_FORMS = ("DTYPES", "HEAD_DIMS", "MASKS", "SOFTCAPS", "LAYOUTS")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Corner:
+    """What is left of the tables.
+
+    Attributes:
+        name: What is special.
+        tables: Name of a table and the entries kept of it; of entries that are classes of shape,
+            their names.
+        backward: Always or never a backward pass; None: as ever.
+        deepest: The largest head dims that the kernel takes.
+        order: "more queries" or "more keys" swaps lengths that are the other way round.
+        axis: Which axis (batch, heads, seqlen) a huge layout stretches; None: any.
+    """
+
+    name: str
+    tables: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    backward: bool | None = None
+    deepest: bool = False
+    order: str = ""
+    axis: int | None = None
+
+    def kept(self, table: str) -> tuple[Any, ...]:
+        """The entries kept of a table; empty: all."""
+        return dict(self.tables).get(table, ())
+
+    @property
+    def of_a_form(self) -> bool:
+        """Whether it chooses something that a kernel is compiled for."""
+        return self.deepest or any(name in _FORMS for name, _ in self.tables)
+
+    def __str__(self) -> str:
+        """What is kept, as docs/distribution.md states it."""
+        parts = [f"{name} {', '.join(map(_text, kept))}" for name, kept in self.tables]
+        if self.backward is not None:
+            parts.append("backward" if self.backward else "forward")
+        parts += ["the largest head dims"] if self.deepest else []
+        parts += [self.order] if self.order else []
+        if self.axis is not None:
+            parts.append(f"apart by {('sequence', 'head', 'row')[self.axis]}")
+        return "; ".join(parts)
+
+
+def _text(entry: Any) -> str:
+    return " ".join(map(str, entry)) if isinstance(entry, tuple) else str(entry)
+
+
+PLAIN = Corner(name="")
+MODEST = Corner(
+    name="",
+    tables=(("SHAPES", ("medium", "edge", "small", "decode", "long", "tall", "wide")),),
+)
+
+_BANDS = (
+    *((False, True, True, "bottom-right"), (False, True, False, "bottom-right")),
+    *((False, False, True, "bottom-right"), (False, True, True, "top-left")),
+    (False, True, False, "top-left"),
+)
+_CAUSAL = ((True, False, False, "bottom-right"), (True, False, False, "top-left"))
+# Where a few queries see all of many keys, which a mask that is aligned top-left hides.
+_SEEN = ((False, False, False, "bottom-right"), (True, False, False, "bottom-right"))
+_GROUPS = ((2, 6, 2), (3, 8, 2))
+_BESIDE = (("RELATIONS", ("congruent",)), ("SHAPES", ("medium", "decode")))
+_APART = (
+    *(("LAYOUTS", ("huge",)), ("DTYPES", ("float16", "bfloat16"))),
+    *(("SHAPES", ("small",)), ("HEADS", ((3, 4, 4),))),
+)
+
+CORNERS = (
+    Corner(
+        name="rows that see no key",
+        tables=(("MASKS", (_CAUSAL[0],)), ("SHAPES", ("medium",)), ("RELATIONS", ("unequal",))),
+        order="more queries",
+    ),
+    Corner(
+        name="several key heads, each with a group",
+        tables=(("HEADS", _GROUPS), ("SHAPES", ("small",))),
+        backward=True,
+    ),
+    Corner(
+        name="offsets past 2^31 by sequence",
+        tables=_APART,
+        axis=0,
+    ),
+    Corner(
+        name="a window that hides a key or two",
+        tables=(
+            *(("WINDOWS", ("hides little",)), ("HIDDEN", (1, 2))),
+            *(("MASKS", _BANDS), ("SHAPES", ("small", "medium"))),
+        ),
+    ),
+    Corner(
+        name="many sequences, little work each",
+        tables=(("HEADS", ((5, 4, 2), (3, 4, 4))), ("SHAPES", ("decode", "small"))),
+    ),
+    Corner(
+        name="one key after a block's end",
+        tables=(*_BESIDE, ("NEARNESS", (1,)), ("MASKS", _CAUSAL)),
+    ),
+    Corner(
+        name="the largest head dims",
+        tables=(("HEADS", _GROUPS), ("SHAPES", ("small", "medium"))),
+        backward=True,
+        deepest=True,
+    ),
+    Corner(
+        name="keys that 16 bits cannot count",
+        tables=(("SHAPES", ("giant",)), ("HEAD_DIMS", (16, 32, 8)), ("MASKS", _SEEN)),
+    ),
+    Corner(
+        name="a saturated softcap",
+        tables=(
+            ("SOFTCAPS", (1.0, 5.0)),
+            ("LOGITS", (30.0, 100.0)),
+            ("QK", ("normal",)),
+            ("SHAPES", ("small", "medium")),
+            ("SCALES", (None, 1.0)),
+        ),
+    ),
+    Corner(
+        name="offsets past 2^31 by head",
+        tables=_APART,
+        axis=1,
+    ),
+    Corner(
+        name="thousands of keys, all of them seen",
+        tables=(("SHAPES", ("decode",)), ("MASKS", _SEEN)),
+    ),
+    Corner(
+        name="a negative scale",
+        tables=(("SCALES", (-0.1, -1.0)), ("SHAPES", ("medium", "small"))),
+    ),
+    Corner(
+        name="a window's ends beside a block",
+        tables=(*_BESIDE, ("WINDOWS", ("small",)), ("MASKS", _BANDS)),
+    ),
+    Corner(
+        name="offsets past 2^31 by row",
+        tables=_APART,
+        axis=2,
+    ),
+    Corner(
+        name="one key before a block's end",
+        tables=(*_BESIDE, ("NEARNESS", (-1, -2, 2)), ("MASKS", _CAUSAL)),
+    ),
+    Corner(
+        name="no query, or no key",
+        tables=(("SHAPES", ("edge",)), ("EDGE_LENGTHS", (0,))),
+    ),
+    Corner(
+        name="more heads than an axis of a grid counts",
+        tables=(("SHAPES", ("crowd",)), ("HEAD_DIMS", (16, 8, 1))),
+        backward=False,
+    ),
+)

@@ -1,0 +1,121 @@
+"""`Pool`: worker processes, one case at a time, killed and replaced when a case hangs or dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import TYPE_CHECKING
+
+import pebble
+
+from fa_verify import worker
+from fa_verify.backends.base import FAULT
+from fa_verify.record import CaseRecord, FailureRecord
+from fa_verify.verdict import Verdict
+from fa_verify.verify import replay_line
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from fa_verify.backends.base import Setup
+    from fa_verify.case import Case
+    from fa_verify.kernel import Kernel
+
+__all__ = ["Pool"]
+
+_GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
+
+
+class Pool:
+    """Worker processes, and the translation of their deaths into records."""
+
+    def __init__(self, workers: int, *, timeout: float, memory: int, cap: bool) -> None:
+        """Start none yet.
+
+        Args:
+            workers: How many.
+            timeout: Seconds that one case may take.
+            memory: Bytes that one worker may allocate.
+            cap: Have the operating system enforce that.
+        """
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["fa_verify.worker", "fa_verify.backends.cpu"])
+        self._timeout = timeout
+        self._pool = pebble.ProcessPool(
+            max_workers=workers,
+            context=context,
+            initializer=_start_worker,
+            initargs=(timeout, memory, cap),
+        )
+
+    def submit(
+        self,
+        kernel: Kernel,
+        case: Case,
+        setup: Setup,
+        *,
+        search: bool = False,
+        explain: bool = False,
+    ) -> Future[CaseRecord]:
+        """Start one case; a case of a search is judged by det alone."""
+        future: Future[CaseRecord] = self._pool.schedule(
+            worker.run,
+            args=(kernel.target, str(case), str(setup)),
+            kwargs={"independent": not search, "explain": explain},
+            timeout=self._timeout + _GRACE,
+        )
+        return future
+
+    def result(
+        self, future: Future[CaseRecord], kernel: Kernel, case: Case, setup: Setup
+    ) -> CaseRecord:
+        """The record of a finished case; a dead or killed worker is a failure of the kernel."""
+        try:
+            return future.result()
+        except TimeoutError:
+            failure = FailureRecord(
+                check="timeout",
+                title="the kernel hangs",
+                message=f"no result in {self._timeout + _GRACE:g} s; the worker was killed",
+            )
+        except pebble.ProcessExpired as error:
+            failure = FailureRecord(
+                check="crash",
+                title="the worker died" if error.exitcode != FAULT else "the card faulted",
+                message=f"the process running this case ended with exit code {error.exitcode}",
+            )
+        except Exception as error:  # noqa: BLE001 - the worker itself broke (kernel import, protocol)
+            return _record(
+                kernel, case, setup, Verdict.ERROR, reason=f"{type(error).__name__}: {error}"
+            )
+        return _record(kernel, case, setup, Verdict.FAIL, failures=(failure,))
+
+    def stop(self) -> None:
+        """Kill the workers."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
+
+
+def _start_worker(seconds: float, memory: int, cap: bool) -> None:  # noqa: FBT001 - pebble's initargs
+    worker.start(seconds, memory, cap=cap)
+
+
+def _record(
+    kernel: Kernel,
+    case: Case,
+    setup: Setup,
+    verdict: Verdict,
+    *,
+    reason: str = "",
+    failures: tuple[FailureRecord, ...] = (),
+) -> CaseRecord:
+    return CaseRecord(
+        kernel=kernel.name,
+        target=kernel.target,
+        source_hash=kernel.source_hash,
+        case=str(case),
+        setup=str(setup),
+        verdict=verdict.value,
+        reason=reason,
+        failures=failures,
+        replay=replay_line(kernel, case, setup, drawn=True),
+    )

@@ -184,6 +184,20 @@ def test_a_half_precision_sum_rounds_at_every_addition():
     assert (o == o[0]).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 64])
+@pytest.mark.parametrize("columns", [1, 2, 16, 32, 64, 128])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_half_precision_sums_add_halves_of_the_axis(dtype, rows, columns, axis):
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).to(dtype)
+    want = x.movedim(axis, 0)
+    while (half := len(want) // 2) > 0:
+        want = want[:half] + want[half:]
+    o = torch.empty(want[0].shape, dtype=dtype)
+    launch(reduce_rows, x, o, "sum", axis, rows, columns)
+    assert torch.equal(o, want[0])
+
+
 @triton.jit
 def matmul_tile(
     a_ptr, b_ptr, c_ptr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,

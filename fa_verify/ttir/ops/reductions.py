@@ -131,7 +131,7 @@ def _narrow_tree(
 def _rows(function: Callable[..., torch.Tensor], values: torch.Tensor, half: int) -> torch.Tensor:
     """Combine halves of short rows, all rows at once: the transposition moves pairs of elements."""
     pairs = values.contiguous().view(-1, 2 * half).view(torch.int32).numpy().T
-    across = torch.from_numpy(np.ascontiguousarray(pairs)).view(values.dtype)
+    across = torch.from_numpy(pairs.copy("C")).view(values.dtype)
     while (half := half // 2) > 0:
         across = function(across[:half], across[half:])
     return function(across[0, ::2], across[0, 1::2])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fa_verify import checks, diagnosis
 from fa_verify.backends.base import Execution, Setup
+from fa_verify.checks.rerun import refused
 from fa_verify.record import CaseRecord, FailureRecord
 from fa_verify.trial import Trial
 from fa_verify.verdict import Failure, Verdict
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
     from fa_verify.kernel import Kernel
 
 __all__ = ["replay_line", "verify"]
-
-# What a function that declares nothing may raise to say that it does not take a problem: Python's
-# words for bad arguments, and Triton's for a kernel that cannot be compiled for them.
-_CLEAR = (
-    *("ValueError", "TypeError", "NotImplementedError", "AssertionError", "RuntimeError"),
-    *("CompilationError", "CompileTimeAssertionFailure", "OutOfResources"),
-)
 
 
 def verify(
@@ -113,7 +107,7 @@ def _judge(
     elif case.backward and kernel.backward is None:
         return Verdict.UNSUPPORTED, "the kernel has no backward", (), {}
     execution = trial.execution
-    if _refused(execution, declared=declared is not None):
+    if refused(execution, declared=declared is not None):
         return Verdict.UNSUPPORTED, execution.error.partition("\n")[0], (), {}
     failures = tuple(failure for check in checks.ALL for failure in check(trial))
     stats = checks.statistics(trial)
@@ -128,18 +122,6 @@ def _judge(
     if unbounded:
         return Verdict.INCONCLUSIVE, f"no bound on any element of {', '.join(unbounded)}", (), stats
     return Verdict.PASS, "", (), stats
-
-
-def _refused(execution: Execution, *, declared: bool) -> bool:
-    """Whether the kernel said clearly that it does not take the problem.
-
-    An op that the backend cannot run is no verdict on the kernel either. A declared capability that
-    raises is a failure, whatever it raises.
-    """
-    if execution.error_kind == "unsupported":
-        return not declared or execution.error.startswith("Unsupported:")
-    name = execution.error.partition("\n")[0].partition(":")[0]
-    return not declared and execution.error_kind == "raised" and name in _CLEAR
 
 
 def replay_line(kernel: Kernel, case: Case, setup: Setup, *, drawn: bool) -> str:

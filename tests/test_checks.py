@@ -374,6 +374,25 @@ def test_metamorphic_relations_see_their_faults():
     )
 
 
+def test_a_kernel_may_refuse_problems_that_nobody_drew():
+    def particular(problem, q, k, v):  # head dims in eights, one layout for all, pairs of sequences
+        if problem.head_dim % 8 or problem.batch % 2 or len({q.stride(), k.stride()}) > 1:
+            msg = "not taken"
+            raise ValueError(msg)
+        return forward(problem, q, k, v)
+
+    def unshifted(problem, q, k, v):
+        o, lse = forward(problem, q, k, v).o, torch.logsumexp(scores(problem, q, k), -1)
+        return Outputs(o, lse - 1.0 * (problem.head_dim > 16))
+
+    case = "pass=fwd b=2 h=2 s=24x24 d=16 dtype=float16 seed=3"
+    eights = Capabilities(head_dims=range(8, 257, 8))
+    for check in (metamorphic.row_shift, metamorphic.values_of_one, metamorphic.sequence_alone):
+        assert not titles(check, trial(case, fwd=particular, promises=None))
+        assert not titles(check, trial(case, promises=eights))
+    assert titles(metamorphic.row_shift, trial(case, fwd=unshifted, promises=eights))
+
+
 def test_an_independent_case_gets_few_reruns_and_a_searched_one_all():
     assert len(set(reruns.chosen(trial()))) == 3
     larger = CASE.replace("s=24x40", "s=300x400")

@@ -15,13 +15,14 @@ import torch
 
 from fa_verify import bounds
 from fa_verify.checks.comparison import comparisons
-from fa_verify.checks.rerun import apart, differing, flag, outputs, screen
+from fa_verify.checks.rerun import apart, differing, flag, outputs, refused, screen
 from fa_verify.inputs import Inputs, permute_batch_heads, permute_keys, select_sequence
 from fa_verify.layouts import BHSD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fa_verify.backends.base import Execution
     from fa_verify.problem import Problem
     from fa_verify.trial import Trial
     from fa_verify.verdict import Failure
@@ -44,6 +45,17 @@ _LOGIT_SHIFT = 64.0  # moves exp by 2^92: a lost maximum shows
 
 def _rng(trial: Trial) -> np.random.Generator:
     return np.random.default_rng(trial.case.seed % 2**64)
+
+
+def _other_problem(
+    trial: Trial, inputs: Inputs, problem: Problem, *, backward: bool = False
+) -> Execution | None:
+    """The run of a problem that nobody drew; None where the kernel does not take it."""
+    takes, declared = trial.kernel.takes, trial.kernel.capabilities is not None
+    if takes is not None and takes.reason_against(problem) is not None:
+        return None
+    again = trial.rerun(inputs, problem=problem, backward=backward)
+    return None if refused(again, declared=declared) else again
 
 
 def permutable_keys(trial: Trial) -> bool:
@@ -73,7 +85,9 @@ def values_of_one(trial: Trial) -> Iterator[Failure]:
     x = trial.pristine
     problem = dataclasses.replace(trial.case.problem, layout_v=BHSD)
     ones = dataclasses.replace(x, v=torch.ones_like(x.v, memory_format=torch.contiguous_format))
-    again = trial.rerun(ones, problem=problem)
+    again = _other_problem(trial, ones, problem)
+    if again is None:
+        return
     how = "all values set to 1"
     yield from screen(again, how)
     second = outputs(again)
@@ -90,39 +104,51 @@ def values_of_one(trial: Trial) -> Iterator[Failure]:
 
 
 def has_room_for_shift(trial: Trial) -> bool:
-    """Whether one more column of q and k fits, and carries a representable shift of the logits."""
+    """Whether further columns of q and k fit, and carry a representable shift of the logits."""
     p = trial.case.problem
-    declared = trial.kernel.capabilities
-    taken = declared is None or declared.reason_against(_shifted_problem(p)) is None
-    sizes = p.seqlen_q > 0 and p.seqlen_k > 0 and max(p.head_dim, p.head_dim_v) < _MAX_HEAD_DIM
-    return sizes and not p.softcap and 1e-3 <= abs(p.scale) <= 64 and taken
+    sizes = p.seqlen_q > 0 and p.seqlen_k > 0
+    shifts = sizes and not p.softcap and 1e-3 <= abs(p.scale) <= 64
+    return shifts and _shifted_problem(trial) is not None
 
 
-def _shifted_problem(problem: Problem) -> Problem:
-    wider = min(_MAX_HEAD_DIM, problem.head_dim + 1)
-    wider_v = min(_MAX_HEAD_DIM, problem.head_dim_v + 1)
-    return dataclasses.replace(
-        problem,
-        head_dim=wider,
-        head_dim_v=wider_v,
-        softmax_scale=problem.scale,
-        layout_q=BHSD,
-        layout_k=BHSD,
-        layout_v=BHSD,
-    )
+def _shifted_problem(trial: Trial) -> Problem | None:
+    """The same with one more column, or as many as it takes to a head_dim that the kernel takes."""
+    p, takes = trial.case.problem, trial.kernel.takes
+    for multiple in (1, 8, 16, 32, 64, 128):
+        wider, wider_v = (-(-(d + 1) // multiple) * multiple for d in (p.head_dim, p.head_dim_v))
+        problem = dataclasses.replace(
+            p,
+            head_dim=min(wider, _MAX_HEAD_DIM),
+            head_dim_v=min(wider_v, _MAX_HEAD_DIM),
+            softmax_scale=p.scale,
+            layout_q=BHSD,
+            layout_k=BHSD,
+            layout_v=BHSD,
+        )
+        fits = problem.head_dim > p.head_dim and problem.head_dim_v > p.head_dim_v
+        if fits and (takes is None or takes.reason_against(problem) is None):
+            return problem
+    return None
 
 
 def row_shift(trial: Trial) -> Iterator[Failure]:
     """Adding a number to all logits of a row leaves o and moves lse by it.
 
     An extra column, 1 in q and a power of two in k, adds it exactly: both are representable in
-    every dtype. v gets a zero column, so that head_dim = head_dim_v stays so.
+    every dtype. v gets zero columns, so that head_dim = head_dim_v stays so.
     """
     p, x = trial.case.problem, trial.pristine
+    problem = _shifted_problem(trial)
+    assert problem is not None  # noqa: S101 - has_room_for_shift said so
     column = math.copysign(2.0 ** round(math.log2(_LOGIT_SHIFT / abs(p.scale))), _sign(trial))
-    problem = _shifted_problem(p)
-    shifted = Inputs(q=_widened(x.q, 1.0), k=_widened(x.k, column), v=_widened(x.v, 0.0))
-    again = trial.rerun(shifted, problem=problem)
+    shifted = Inputs(
+        q=_widened(x.q, 1.0, problem.head_dim),
+        k=_widened(x.k, column, problem.head_dim),
+        v=_widened(x.v, 0.0, problem.head_dim_v),
+    )
+    again = _other_problem(trial, shifted, problem)
+    if again is None:
+        return
     moved = column * p.scale
     how = f"all logits moved by {moved:g}"
     yield from screen(again, how)
@@ -144,8 +170,10 @@ def _sign(trial: Trial) -> float:
     return 1.0 if trial.case.seed % 2 else -1.0
 
 
-def _widened(tensor: torch.Tensor, value: float) -> torch.Tensor:
-    return torch.nn.functional.pad(tensor, (0, 1), value=value).contiguous()
+def _widened(tensor: torch.Tensor, value: float, width: int) -> torch.Tensor:
+    """One column of a value behind the others, then zeros."""
+    column = torch.nn.functional.pad(tensor, (0, 1), value=value)
+    return torch.nn.functional.pad(column, (0, width - column.shape[-1])).contiguous()
 
 
 def several_heads(trial: Trial) -> bool:
@@ -184,7 +212,9 @@ def sequence_alone(trial: Trial) -> Iterator[Failure]:
     """A sequence without its batch mates gives the same results."""
     chosen = int(_rng(trial).integers(trial.case.problem.batch))
     case, alone = select_sequence(trial.case, trial.pristine, chosen)
-    again = trial.rerun(alone, problem=case.problem, backward=trial.case.backward)
+    again = _other_problem(trial, alone, case.problem, backward=trial.case.backward)
+    if again is None:
+        return
     how = f"sequence {chosen} alone"
     yield from screen(again, how)
     only = slice(chosen, chosen + 1)

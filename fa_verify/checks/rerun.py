@@ -15,7 +15,26 @@ if TYPE_CHECKING:
 
     from fa_verify.backends.base import Execution
 
-__all__ = ["apart", "differing", "flag", "outputs", "screen"]
+__all__ = ["apart", "differing", "flag", "outputs", "refused", "screen"]
+
+# What a function that declares nothing may raise to say that it does not take a problem: Python's
+# words for bad arguments, and Triton's for a kernel that cannot be compiled for them.
+_CLEAR = (
+    *("ValueError", "TypeError", "NotImplementedError", "AssertionError", "RuntimeError"),
+    *("CompilationError", "CompileTimeAssertionFailure", "OutOfResources"),
+)
+
+
+def refused(execution: Execution, *, declared: bool) -> bool:
+    """Whether the kernel said clearly that it does not take the problem.
+
+    An op that the backend cannot run is no verdict on the kernel either. A declared capability that
+    raises is a failure, whatever it raises.
+    """
+    if execution.error_kind == "unsupported":
+        return not declared or execution.error.startswith("Unsupported:")
+    name = execution.error.partition("\n")[0].partition(":")[0]
+    return not declared and execution.error_kind == "raised" and name in _CLEAR
 
 
 def outputs(execution: Execution) -> dict[str, torch.Tensor]:

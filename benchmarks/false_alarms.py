@@ -73,6 +73,7 @@ def run(options) -> int:
         for folder, process in parts.items():
             code = process.wait()
             log = (folder / "log").read_text()
+            (out / f"{folder.name}-{options.seed}.log").write_text(log)
             print(f"{folder.name}: exit code {code}\n{log[-3000:]}", flush=True)
             for number, lines in enumerate(_pieces(folder)):
                 with gzip.open(out / f"{folder.name}-{options.seed}-{number}.jsonl.gz", "wb") as to:

@@ -7,6 +7,7 @@ accumulation, the hardware's exp2, round to nearest even. Looser arithmetic must
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 __all__ = ["DEFAULT", "Arithmetic"]
@@ -24,6 +25,9 @@ class Arithmetic:
         ds_scale: Whether softmax_scale is applied before or after the cast of dS; None: either.
         prescaled: Which operand softmax_scale is folded into in the storage dtype, if any.
         l_from_rounded_p: Whether the softmax denominator sums the rounded P.
+        ds_from_rounded_p: Whether dS = P (dP - delta) takes the P that was rounded for P^T dO.
+        masked_logit: What hidden logits become, or have added: a finite number declares that a
+            hidden key may count once its logit passes a quarter of that.
         exp2_ulps: Error of exp2 in units of 2^-24 relative (5: PTX's ex2.approx, 2 ulp).
         block_n: Keys a block, if declared; None is taken as 16, the smallest.
         accumulator: Format of the dot accumulators.
@@ -40,6 +44,8 @@ class Arithmetic:
     ds_scale: Literal["before", "after"] | None = None
     prescaled: Literal["q", "k"] | None = None
     l_from_rounded_p: bool = False
+    ds_from_rounded_p: bool = False
+    masked_logit: float = -math.inf
     exp2_ulps: float = 5.0
     block_n: int | None = None
     accumulator: Literal["float32"] = "float32"

@@ -7,6 +7,7 @@ one sequence alone.
 from __future__ import annotations
 
 import dataclasses
+import math
 import mmap
 from typing import TYPE_CHECKING
 
@@ -207,7 +208,12 @@ def _overwrite(tensor: Tensor, values: Tensor) -> Tensor:
 
 
 def perturb_hidden(
-    case: Case, inputs: Inputs, rng: np.random.Generator, *, row: int | None = None
+    case: Case,
+    inputs: Inputs,
+    rng: np.random.Generator,
+    *,
+    row: int | None = None,
+    masked_logit: float = -math.inf,
 ) -> tuple[Inputs, Tensor]:
     """Replace every key and value hidden from one query row by other, large, finite ones.
 
@@ -218,6 +224,7 @@ def perturb_hidden(
         case: The case of the inputs.
         inputs: The inputs; left alone.
         rng: Chooses the row and the new values.
+        masked_logit: What hidden logits become: the new ones stay below a quarter of it.
         row: The query row; by default one of those from which something is hidden.
 
     Returns:
@@ -238,7 +245,8 @@ def perturb_hidden(
     largest = Facts.of(p.dtype, 1.0).largest
     # q k' and do v' stay finite in float32: inf - inf in a masked tile is no fault of a kernel.
     reach = 2.0**112 / max(1.0, abs(p.scale))
-    size_k = min(largest, reach / (_magnitude(inputs.q) * p.head_dim))
+    below = abs(masked_logit) / 4 / max(2.0**-126, abs(p.scale))
+    size_k = min(largest, min(reach, below) / (_magnitude(inputs.q) * p.head_dim))
     size_v = min(largest, reach / (_magnitude(inputs.do) * p.head_dim_v))
     where = torch.from_numpy(changed).to(inputs.k.device)
     new = {}

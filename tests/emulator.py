@@ -77,6 +77,7 @@ class Emulator:
     ds_scale: str = "after"
     threshold: float = 0.0
     l_from_rounded_p: bool = False
+    ds_from_rounded_p: bool = False
     prescaled: str | None = None
     bugs: frozenset[str] = frozenset()
     seed: int = 0
@@ -274,12 +275,14 @@ class Emulator:
         delta = _flush((dof * of).sum(-1, keepdim=True))
         if "no delta" in self.bugs:
             delta = torch.zeros_like(delta)
-        ds = p * (self._mm(problem, dof, vf.mT) - delta)
+        cast_p = p.to(native).to(F32)
+        ds_p = cast_p if self.ds_from_rounded_p else p
+        ds = ds_p * (self._mm(problem, dof, vf.mT) - delta)
         if problem.softcap:
             ds = ds * (1 - t * t)
         before = self.ds_scale == "before"
         ds = _flush(ds * scale if before else ds)
-        cast_p, cast_ds = p.to(native).to(F32), ds.to(native).to(F32)
+        cast_ds = ds.to(native).to(F32)
         factor_q = factor_k = torch.ones(()) if before else scale
         if "dq without scale" in self.bugs:
             factor_q = torch.ones(())

@@ -119,6 +119,7 @@ def trials(draw):
         ds_scale=draw(st.sampled_from(("before", "after"))),
         threshold=draw(st.sampled_from((0.0, 0.0, 8.0))),
         l_from_rounded_p=draw(st.sampled_from((False, False, True))),
+        ds_from_rounded_p=draw(st.sampled_from((False, False, True))),
         prescaled=draw(st.sampled_from((None, None, None, "q", "k"))),
         seed=draw(st.integers(0, 2**20)),
     )
@@ -126,6 +127,7 @@ def trials(draw):
         block_n=draw(st.sampled_from((None, kernel.block_n))),
         ds_scale=draw(st.sampled_from((None, kernel.ds_scale))),
         l_from_rounded_p=kernel.l_from_rounded_p,
+        ds_from_rounded_p=kernel.ds_from_rounded_p,
         prescaled=kernel.prescaled,
     )
     return problem, kernel, arithmetic, draw(st.sampled_from(emulator.FAMILIES))

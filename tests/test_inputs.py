@@ -239,3 +239,11 @@ def test_one_sequence_alone_has_the_same_elements_and_its_own_poison(case):
 def test_there_is_no_sequence_beyond_the_batch():
     with pytest.raises(InvalidInputError, match="batch_index=2"):
         select_sequence(RICH, materialise(RICH), 2)
+
+
+def test_hidden_logits_stay_below_a_declared_finite_mask():
+    case = Case.parse("pass=fwd s=16x16 d=16 dtype=bfloat16 mask=causal seed=1")
+    inputs = materialise(case)
+    changed, _ = perturb_hidden(case, inputs, np.random.default_rng(0), row=3, masked_logit=-1000.0)
+    logits = case.problem.scale * (changed.q.double() @ changed.k.double().mT)
+    assert 1.0 < float(logits[..., 4:].abs().max()) < 250.0

@@ -161,7 +161,7 @@ sdpa_cudnn_gqa = _cudnn("sdpa_cudnn_gqa", gradients=False)
 sdpa_efficient = _kernel(
     "sdpa_efficient",
     SDPBackend.EFFICIENT_ATTENTION,
-    Arithmetic(dq_atomics=True),
+    Arithmetic(dq_atomics=True, ds_from_rounded_p=True),
     gradients=True,
     dot_precisions=("tf32x3",),  # CUTLASS's OpMultiplyAddFastF32
     window=True,

@@ -71,6 +71,8 @@ def backward_tile(
     accumulate_k = SLACK * model.long_dot(rows_k, rows_k)
     for_v = torch.add(loss, near.near + loss, alpha=accumulate_k)  # (B23)
 
+    if p_cast is not None and model.arithmetic.ds_from_rounded_p:
+        near = dataclasses.replace(near, own=near.own + p_cast, gain=loss, high=near.near + loss)
     scores = _scores(model, rows, block, near)
     total = scores.error * model.scale
     high = scores.size * model.scale

@@ -61,7 +61,8 @@ def isolates_nan(trial: Trial) -> Iterator[Failure]:
 
 def _perturbed(trial: Trial) -> tuple[Inputs, torch.Tensor]:
     rng = np.random.default_rng(trial.case.seed % 2**64)
-    changed, keeps = perturb_hidden(trial.case, trial.pristine, rng)
+    masked = trial.kernel.arithmetic.masked_logit
+    changed, keeps = perturb_hidden(trial.case, trial.pristine, rng, masked_logit=masked)
     return dataclasses.replace(changed), keeps
 
 

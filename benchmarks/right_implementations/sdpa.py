@@ -126,11 +126,15 @@ def _flash(name, *, gradients):
 
 
 def _cudnn(name, *, gradients):
-    """NVIDIA's closed one."""
+    """NVIDIA's closed one.
+
+    What a boolean mask hides comes through where its logit passes a number between 6e3 and 1e5,
+    in fp16 and in bf16 (H200, torch 2.11); the causal flag hides whatever is finite.
+    """
     return _kernel(
         name,
         SDPBackend.CUDNN_ATTENTION,
-        Arithmetic(dq_atomics=True),
+        Arithmetic(dq_atomics=True, masked_logit=-(2.0**14)),
         gradients=gradients,
         dtypes=("float16", "bfloat16"),
         head_dims=range(8, 129, 8),

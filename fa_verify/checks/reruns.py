@@ -47,17 +47,20 @@ _ONE_IN = 4
 # Compiling and bounding a case of this work takes ten times as long as a run of it (0.3 to 0.6 s
 # and 0.03 s, measured over 30 cases), so that it is run a few times more.
 _SMALL = 1 << 24
-_OF_SMALL = 3
+# What a kernel may promise to the bit, and the rerun that holds it to that.
+_PROMISES = {"deterministic": "shuffled order", "batch_invariant": "one sequence alone"}
 
 
 def chosen(trial: Trial) -> tuple[str, ...]:
-    """The reruns that a case gets: one of those that apply, by the case's id; a small one three.
+    """The reruns that a case gets: one of those that apply, by the case's id.
 
     A rerun costs as much as the case itself. All of them on every case would cut the number of
     distinct cases in a budget by five, and distinct cases find more; over a campaign each rerun
-    still meets hundreds of cases. Large cases (above `_LARGE` multiply-adds) get one in four times.
-    A case that a search found (shrunken, replayed) gets all of them: it must show again what the
-    case it came from showed, under whichever rerun that was.
+    still meets hundreds of cases. Small cases also get those of what the kernel promises to the
+    bit, which few cases can show (several sequences, sums in several orders). Large cases (above
+    `_LARGE` multiply-adds) get one in four times. A case that a search found (shrunken, replayed)
+    gets all of them: it must show again what the case it came from showed, under whichever rerun
+    that was.
     """
     names = tuple(name for name, applies, _ in RERUNS if applies(trial))
     if not trial.independent or not names:
@@ -67,9 +70,13 @@ def chosen(trial: Trial) -> tuple[str, ...]:
     work = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k * (p.head_dim + p.head_dim_v)
     if work > _LARGE and turn % _ONE_IN:
         return ()
-    first, count = turn // _ONE_IN, _OF_SMALL if work <= _SMALL else 1
-    step = max(1, len(names) // _OF_SMALL)
-    return tuple(names[(first + step * i) % len(names)] for i in range(min(count, len(names))))
+    own = names[turn // _ONE_IN % len(names)]
+    if work > _SMALL:
+        return (own,)
+    promised = {
+        name for promise, name in _PROMISES.items() if getattr(trial.kernel.takes, promise, False)
+    }
+    return tuple(name for name in names if name == own or name in promised)
 
 
 def check(trial: Trial) -> Iterator[Failure]:

@@ -66,16 +66,17 @@ MODEST = Corner(
     tables=(("SHAPES", ("medium", "edge", "small", "decode", "long", "tall", "wide")),),
 )
 
-_BANDS = (
-    *((False, True, True, "bottom-right"), (False, True, False, "bottom-right")),
-    *((False, False, True, "bottom-right"), (False, True, True, "top-left")),
+_ONE_SIDED = (
+    *((False, True, False, "bottom-right"), (False, False, True, "bottom-right")),
     (False, True, False, "top-left"),
 )
-_CAUSAL = ((True, False, False, "bottom-right"), (True, False, False, "top-left"))
+_TWO_SIDED = ((False, True, True, "bottom-right"), (False, True, True, "top-left"))
+_CAUSAL = ((True, False, False, "bottom-right"),)
 # Where a few queries see all of many keys, which a mask that is aligned top-left hides.
 _SEEN = ((False, False, False, "bottom-right"), (True, False, False, "bottom-right"))
 _GROUPS = ((2, 6, 2), (3, 8, 2))
-_BESIDE = (("RELATIONS", ("congruent",)), ("SHAPES", ("medium", "decode")))
+# A multiple of a large block is one of the smaller blocks too.
+_BESIDE = (("RELATIONS", ("congruent",)), ("SHAPES", ("medium",)), ("BLOCKS", (64, 128)))
 _APART = (
     *(("LAYOUTS", ("huge",)), ("DTYPES", ("float16", "bfloat16"))),
     *(("SHAPES", ("small",)), ("HEADS", ((3, 4, 4),))),
@@ -84,7 +85,7 @@ _APART = (
 CORNERS = (
     Corner(
         name="rows that see no key",
-        tables=(("MASKS", (_CAUSAL[0],)), ("SHAPES", ("medium",)), ("RELATIONS", ("unequal",))),
+        tables=(("MASKS", _CAUSAL), ("SHAPES", ("medium",)), ("RELATIONS", ("unequal",))),
         order="more queries",
     ),
     Corner(
@@ -101,12 +102,19 @@ CORNERS = (
         name="a window that hides a key or two",
         tables=(
             *(("WINDOWS", ("hides little",)), ("HIDDEN", (1, 2))),
-            *(("MASKS", _BANDS), ("SHAPES", ("small", "medium"))),
+            *(("MASKS", _ONE_SIDED), ("SHAPES", ("small", "medium"))),
         ),
     ),
     Corner(
-        name="many sequences, little work each",
-        tables=(("HEADS", ((5, 4, 2), (3, 4, 4))), ("SHAPES", ("decode", "small"))),
+        # Bits that depend on an order or on batch mates take ordinary numbers and many terms, and
+        # show best where no rounding to 16 bits follows.
+        name="sums in many parts, of several sequences",
+        tables=(
+            *(("HEADS", ((2, 1, 1), (3, 2, 2))), ("SHAPES", ("decode",)), ("MASKS", _SEEN)),
+            *(("DTYPES", ("float32",)), ("SCALES", (None,)), ("LOGITS", (1.0,))),
+            *(("QK", ("normal",)), ("V", ("normal",)), ("DO", ("normal",))),
+        ),
+        backward=True,
     ),
     Corner(
         name="one key after a block's end",
@@ -114,7 +122,7 @@ CORNERS = (
     ),
     Corner(
         name="the largest head dims",
-        tables=(("HEADS", _GROUPS), ("SHAPES", ("small", "medium"))),
+        tables=(("HEADS", _GROUPS), ("SHAPES", ("small",))),
         backward=True,
         deepest=True,
     ),
@@ -147,7 +155,7 @@ CORNERS = (
     ),
     Corner(
         name="a window's ends beside a block",
-        tables=(*_BESIDE, ("WINDOWS", ("small",)), ("MASKS", _BANDS)),
+        tables=(*_BESIDE, ("WINDOWS", ("small",)), ("MASKS", _TWO_SIDED)),
     ),
     Corner(
         name="offsets past 2^31 by row",

@@ -102,7 +102,7 @@ def _corners(space: Space, *, formed: bool) -> list[Corner]:
 
 def _has(space: Space, corner: Corner) -> bool:
     c = space.capabilities
-    tables = {"MASKS": space.masks, "HEADS": space.heads, "DTYPES": space.dtypes}
+    tables = {"MASKS": space.masks, "HEADS": space.heads}
     taken = {
         "SOFTCAPS": c is None or c.softcap,
         "LAYOUTS": c is None or c.layouts,

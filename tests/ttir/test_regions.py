@@ -3,12 +3,14 @@
 # Triton reads the kernels in this file: their constexprs are upper-case and their names are short.
 # ruff: noqa: N803
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from fa_verify import ttir
+from fa_verify.ttir.sanitizer.regions import Map
 
 HEADS, GROUP, ROWS, WIDTH, BLOCK = 4, 2, 20, 16, 16
 
@@ -136,3 +138,9 @@ def test_elements_of_several_regions_and_unlabelled_copies_are_not_judged():
     with ttir.execute() as run:
         run.judge([])
     assert run.incidents == []
+
+
+def test_elements_that_share_a_place_are_found_there():
+    x = torch.zeros(4).expand(3, 4)
+    found = Map(x, "x", torch.arange(3)[:, None]).find(np.arange(-1, 5))
+    assert found.tolist() == [0, 1, 1, 1, 1, 0]

@@ -79,6 +79,9 @@ class Map:
         inside = (rest >= 0) & (rest < self.span)
         at: dict[int, Array] = {}
         for stride, size, dim in self._steps:
+            if not stride:  # all of its elements lie where the first does
+                at[dim] = np.zeros_like(rest)
+                continue
             at[dim], rest = np.divmod(rest, stride)
             inside &= at[dim] < size
         where = tuple([np.where(inside, at[dim], 0) for dim in self._varies])

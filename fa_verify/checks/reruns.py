@@ -47,6 +47,7 @@ _ONE_IN = 4
 # Compiling and bounding a case of this work takes ten times as long as a run of it (0.3 to 0.6 s
 # and 0.03 s, measured over 30 cases), so that it is run a few times more.
 _SMALL = 1 << 24
+_CROWD = 4096  # sequences and heads: a program each makes a run take seconds, however small
 # What a kernel may promise to the bit, and the rerun that holds it to that.
 _PROMISES = {"deterministic": "shuffled order", "batch_invariant": "one sequence alone"}
 
@@ -60,7 +61,7 @@ def chosen(trial: Trial) -> tuple[str, ...]:
     bit, which few cases can show (several sequences, sums in several orders). Large cases (above
     `_LARGE` multiply-adds) get one in four times. A case that a search found (shrunken, replayed)
     gets all of them: it must show again what the case it came from showed, under whichever rerun
-    that was.
+    that was. Thousands of heads get none.
     """
     names = tuple(name for name, applies, _ in RERUNS if applies(trial))
     if not trial.independent or not names:
@@ -68,6 +69,8 @@ def chosen(trial: Trial) -> tuple[str, ...]:
     turn = int(trial.case.id, 16)
     p = trial.case.problem
     work = p.batch * p.heads_q * p.seqlen_q * p.seqlen_k * (p.head_dim + p.head_dim_v)
+    if p.batch * p.heads_q > _CROWD:
+        return ()
     if work > _LARGE and turn % _ONE_IN:
         return ()
     own = names[turn // _ONE_IN % len(names)]

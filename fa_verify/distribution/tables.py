@@ -27,7 +27,7 @@ SHAPES: Table[tuple[str, int, int, int, int, int]] = (
     (("large", 256, 4096, 256, 4096, 3), 14.5),
     # Past 16 bits: keys that short integers cannot count, heads that a grid's axis cannot.
     (("giant", 1, 4, 32_800, 36_000, 1), 0.75),
-    (("crowd", 1, 2, 1, 2, 65_600), 0.25),
+    (("crowd", 1, 1, 1, 2, 65_600), 0.02),
 )
 EDGE_LENGTHS: Table[int] = (
     *((1, 20), (0, 16), (2, 15), (3, 8), (5, 5), (7, 5)),

@@ -99,3 +99,9 @@ def test_bits_do_not_depend_on_how_a_tile_was_loaded():
     (kernel,) = loader.load(f"{KERNELS / 'launch.py'}:decode_forward")
     line = "pass=fwd s=767x337 d=250 dtype=float16 k=bhds v=bshd qk.values=row-shift seed=984570050"
     assert verify(Case.parse(line), kernel, Setup(), CpuBackend()).verdict == "pass"
+
+
+def test_a_report_says_where_it_was_made():
+    for row in ROWS.values():
+        for one in filter(None, row.source.split("; ")):
+            assert re.match(r"[\w.-]+/[\w.-]+(#\d+| )", one) or one == "FV#1460", (row.name, one)

@@ -3,7 +3,7 @@
 A row of a table is ``[name]`` with these keys:
 
     defect  What is wrong, in a sentence.
-    source  Where it was reported, repository and issue; none for defects of our own.
+    source  Where it was reported, owner/repository#issue; none for defects of our own.
     tag     "ttir" or "launcher": planted in a kernel or in its launcher. "gpu-only": Triton IR
             cannot show it. "not-yet": needs a kernel with a feature that none here has. "meta": a
             defect of harnesses, which a test of ours covers.

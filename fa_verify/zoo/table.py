@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from fa_verify.zoo.outcomes import totals
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["TAGS", "render"]
 
 TAGS = ("ttir", "launcher", "operator", "gpu-only")
+_REPORT = re.compile(r"([\w.-]+/[\w.-]+)#(\d+)")
 _HEAD = ("defect", "tag", "caught by", "cases", "s", "smallest case", "likely cause", "cause")
 
 
@@ -45,7 +47,7 @@ def render(outcomes: Sequence[Outcome], headline: str) -> str:
     gaps = [o for o in outcomes if not o.kernel]
     if gaps:
         rows = (
-            (_cell(o.name), _cell(o.source), o.tag, _cell(o.defect), _cell(o.why)) for o in gaps
+            (_cell(o.name), _linked(o.source), o.tag, _cell(o.defect), _cell(o.why)) for o in gaps
         )
         blocks.append(
             "Rows that are not planted:\n\n"
@@ -87,7 +89,7 @@ def _total(name: str, t: Totals) -> tuple[str, ...]:
 
 
 def _row(o: Outcome) -> tuple[str, ...]:
-    name = f"{_cell(o.name)}" + (f" ({_cell(o.source)})" if o.source else "")
+    name = f"{_cell(o.name)}" + (f" ({_linked(o.source)})" if o.source else "")
     if not o.caught:
         return name, o.tag, "**not caught**", str(o.cases), f"{o.seconds:.1f}", "", "", ""
     return (
@@ -130,6 +132,15 @@ def _grid(head: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[tuple[
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
+
+
+def _linked(source: str) -> str:
+    """Where it was reported, each issue as a link; GitHub takes issues/N to a pull request too.
+
+    >>> _linked("a/b#7; a talk")
+    '[a/b#7](https://github.com/a/b/issues/7); a talk'
+    """
+    return _REPORT.sub(r"[\1#\2](https://github.com/\1/issues/\2)", _cell(source))
 
 
 def _code(text: str) -> str:

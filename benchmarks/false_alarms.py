@@ -17,9 +17,11 @@ import collections
 import gzip
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -31,7 +33,7 @@ ON_A_CARD = (
     "kernels/flash_attention.py",
     *(
         f"{SDPA}:sdpa_{name}"
-        for name in ("math", "math_gqa", "efficient", "flash", "flash_gqa", "cudnn", "cudnn_gqa")
+        for name in ("math", "math_gqa", "efficient", "flash", "flash_gqa", "cudnn")
     ),
 )
 ON_THE_CPU = (
@@ -39,6 +41,7 @@ ON_THE_CPU = (
     "benchmarks/right_implementations/emulated.py",
     *(f"{SDPA}:sdpa_{name}" for name in ("math", "math_gqa", "flash_cpu", "flash_cpu_float32")),
 )
+_GRACE = 45.0  # seconds for the last cases and the report; what is recorded by then counts
 _CASES_A_FILE = 60_000  # some 11 MB compressed
 _CODE = "from fa_verify.cli import main; main()"
 
@@ -52,7 +55,13 @@ def _start(folder, targets, options, seconds, seed, gpu):
     command = [sys.executable, "-c", _CODE, "check", *targets, *options]
     command += ["--budget", budget, "--seed", str(seed), "--report", str(folder)]
     with (folder / "log").open("w") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def run(options) -> int:
@@ -70,8 +79,13 @@ def run(options) -> int:
             how = ("--backend", "cpu", "-n", str(options.cpu_workers))
             folder = Path(work) / "cpu"
             parts[folder] = _start(folder, ON_THE_CPU, how, options.seconds, options.seed * 8, "")
+        end = time.monotonic() + options.seconds + _GRACE
         for folder, process in parts.items():
-            code = process.wait()
+            try:
+                code = process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                code = "cut off"
             log = (folder / "log").read_text()
             (out / f"{folder.name}-{options.seed}.log").write_text(log)
             print(f"{folder.name}: exit code {code}\n{log[-3000:]}", flush=True)

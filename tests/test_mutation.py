@@ -102,7 +102,10 @@ def test_score_counts_neither_equivalent_nor_invalid_mutants():
 def test_a_sentence_says_what_the_cases_made_of_it():
     survived = {"fate": "survived", "cases": 8, "file": "k.py", "line": 3}
     assert outcome(**survived).sentence == "a grid at k.py:3: never made a difference in 8 cases"
-    assert "other bits in 2 of 8 cases, which no" in outcome(**survived, changed=2).sentence
+    reached = outcome(**survived, reached=3)
+    assert "made a difference in 3 of 8 cases, and to no output" in reached.sentence
+    changed = outcome(**survived, reached=3, changed=2)
+    assert "other bits in 2 of 8 cases, which no" in changed.sentence
     text = render([outcome(**survived, source="x = 1 | 2")], "none", ["a case"])
     assert "| all | 1 | 0 | 1 | 0 | 0 | 0.0% |" in text
     assert "* `grid-1` (k) a grid at k.py:3" in text

@@ -174,9 +174,10 @@ def _outcome(quarry: Quarry, names: dict[int, str]) -> Outcome:
         fate=kind,
         check=fate.check if fate is not None else "",
         message=message,
-        cases=len(quarry.cases),
+        cases=quarry.tried if kind in ("killed", "invalid") else len(quarry.cases),
+        reached=len(quarry.parts),
         changed=len(quarry.changed),
-        case=names[quarry.cases[-1]] if kind == "killed" else "",
+        case="" if quarry.killer is None else names[quarry.killer],
         seconds=quarry.seconds,
     )
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Hunt", "Quarry"]
 
 _CHUNK = 16  # mutants tried by one process in a row
+_WHOLES = 16  # cases on which a survivor is tried under all checks
 _MEMORY = 8 << 30
 _CASE_SECONDS = 600.0  # a process that is silent for so long is killed
 
@@ -38,19 +39,31 @@ class Quarry:
 
     Attributes:
         mutant: The mutant; found: what is known beforehand.
-        parts: Case number to the parts of it that run the mutated code.
-        fate: Its end, if it has come; cases: numbers of the cases that it ran on; changed: of
-            those that gave other bits.
+        cases: Numbers of the cases whose code it is in, until its fate came.
+        parts: Case number to the parts of it in which the mutated operation computes anything
+            else: on the others it gives the same bits.
+        fate: Its end, if it has come; changed: numbers of the cases that gave other bits.
+        killer: Number of the case that ended it.
+        tried: On how many cases it ran; wholes: on how many of them under all checks.
         seconds: Spent.
     """
 
     mutant: AnyMutant
     found: Found
+    cases: set[int] = dataclasses.field(default_factory=set)
     parts: dict[int, list[int]] = dataclasses.field(default_factory=dict)
     fate: Fate | None = None
-    cases: list[int] = dataclasses.field(default_factory=list)
+    killer: int | None = None
     changed: set[int] = dataclasses.field(default_factory=set)
+    tried: int = 0
+    wholes: int = 0
     seconds: float = 0.0
+
+    def meets(self, number: int, part: int, *, differs: bool) -> None:
+        """Note that a part of a case has its code, and whether that computes anything else."""
+        self.cases.add(number)
+        if differs:
+            self.parts.setdefault(number, []).append(part)
 
     @property
     def proof(self) -> str:
@@ -111,18 +124,18 @@ class Hunt:
                 self.unfit.append((case, failure))
                 continue
             self.cases.append(_Prey(number, case, setup, seconds))
-            for index, found in enumerate(parts):
+            for index, (found, differ) in enumerate(parts):
                 for mutant, known in found.items():
-                    self._meet(mutant, known, number, index)
+                    self._meet(mutant, known).meets(number, index, differs=mutant in differ)
         self.cases.sort(key=lambda prey: prey.seconds)
 
-    def _meet(self, mutant: AnyMutant, known: Found, number: int, index: int) -> None:
+    def _meet(self, mutant: AnyMutant, known: Found) -> Quarry:
         quarry = self.quarries.get(mutant.id)
         if quarry is None:
             quarry = self.quarries[mutant.id] = Quarry(mutant, known)
         else:
             quarry.found = quarry.found.joined(known)
-        quarry.parts.setdefault(number, []).append(index)
+        return quarry
 
     def run(self, wanted: Sequence[Quarry], progress: Callable[[str, int, int], None]) -> None:
         """Try mutants on all cases, then what is left on whole cases.
@@ -135,7 +148,8 @@ class Hunt:
         for name, deep in (("parts", False), ("whole", True)):
             for done, prey in enumerate(self.cases, 1):
                 left = [q for q in wanted if q.fate is None and prey.number in q.parts]
-                left = [q for q in left if not (deep and q.proof)]
+                if deep:
+                    left = [q for q in left if not q.proof and q.wholes < _WHOLES]
                 if left and not self._late():
                     self._try(prey, left, deep=deep)
                 progress(name, done, sum(q.fate is None for q in wanted))
@@ -149,12 +163,12 @@ class Hunt:
         started = [(chunk, self._schedule(prey, chunk, deep=deep)) for chunk in chunks]
         for chunk, future in started:
             for quarry, fates in self._settled(prey, chunk, future, deep=deep):
-                if not deep:
-                    quarry.cases.append(prey.number)
+                quarry.wholes += deep
+                quarry.tried += not deep
                 for fate, seconds in fates:
                     quarry.seconds += seconds
                     if fate.kind in ("killed", "invalid"):
-                        quarry.fate = quarry.fate or fate
+                        quarry.fate, quarry.killer = quarry.fate or fate, prey.number
                     elif fate.kind == "within":
                         quarry.changed.add(prey.number)
 

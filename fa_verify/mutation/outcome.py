@@ -22,8 +22,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         file: Where, "" for a launch; line: in it; source: the line's text.
         fate: "killed", "equivalent", "survived" or "invalid".
         check: What killed it; message: what that said, why nothing can, or why it does not run.
-        cases: On how many cases it ran; changed: on how many of them it gave other bits.
-        case: The case that killed it; seconds: spent on it.
+        cases: Cases whose code it is in, up to its end.
+        reached: On how many of them the changed operation computed anything else; changed: on how
+            many of them an output had other bits.
+        case: The case that ended it; seconds: spent on it.
     """
 
     id: str
@@ -37,6 +39,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     check: str = ""
     message: str = ""
     cases: int = 0
+    reached: int = 0
     changed: int = 0
     case: str = ""
     seconds: float = 0.0
@@ -48,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.says}{where}: {self.verdict}"
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> str:  # noqa: PLR0911 - one a fate
         """What the cases made of it."""
         of = f"{self.cases} case{'s' * (self.cases != 1)}"
         if self.fate == "killed":
@@ -59,8 +62,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             return f"can make no difference ({self.message}), and made none in {of}"
         if not self.cases:
             return "no case ran it"
-        if not self.changed:
+        if not self.reached:
             return f"never made a difference in {of}"
+        if not self.changed:
+            return f"made a difference in {self.reached} of {of}, and to no output"
         return f"gave other bits in {self.changed} of {of}, which no check minded"
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fa_verify.case import Case
     from fa_verify.inputs import Inputs
     from fa_verify.kernel import Kernel
-    from fa_verify.ttir.mutation.recorder import AnyMutant, Found
+    from fa_verify.ttir.mutation.recorder import AnyMutant
     from fa_verify.verdict import Failure
 
 __all__ = ["Fate", "Subject"]
@@ -114,16 +114,21 @@ class Subject:
         failure = next(failures, None)
         return "" if failure is None else f"{failure.check}: {failure.message}"
 
-    def found(self) -> list[dict[AnyMutant, Found]]:
-        """The mutants of each part; also runs the parts."""
-        return [self._found(part) for part in self.parts]
+    def looked(self) -> list[Recorder]:
+        """What each part allows; also runs the parts.
 
-    def _found(self, part: Trial) -> dict[AnyMutant, Found]:
+        Raises:
+            RuntimeError: Looking changed a bit, which would be a mistake of ours.
+        """
+        return [self._looked(part) for part in self.parts]
+
+    def _looked(self, part: Trial) -> Recorder:
         recorder = Recorder()
         backend = CpuBackend(memory_limit=self._memory, alteration=recorder)
-        part.execution  # noqa: B018 - what it remembers is needed, and its compiler's cache
-        _Shared(part, backend).execution  # noqa: B018 - the recorder looks
-        return recorder.found
+        if not _same(_Shared(part, backend).execution, part.execution):
+            msg = f"comparing what mutants compute changed the results of {part.case}"
+            raise RuntimeError(msg)
+        return recorder
 
     @property
     def seconds(self) -> float:

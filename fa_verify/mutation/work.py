@@ -23,7 +23,7 @@ __all__ = ["Ready", "attempt", "start", "survey"]
 _MEMORY = 4 << 30  # bytes of live intermediates, as `backends.cpu` has them
 _SUBJECTS = 4  # kept: mutants of one case come one after the other
 
-Ready = tuple[str, float, list[dict["AnyMutant", "Found"]]]
+Ready = tuple[str, float, list[tuple[dict["AnyMutant", "Found"], set["AnyMutant"]]]]
 
 
 def start(memory: int) -> None:
@@ -43,12 +43,17 @@ def _subject(target: str, case: str, setup: str) -> Subject:
 
 
 def survey(target: str, case: str, setup: str) -> Ready:
-    """Why the kernel itself fails the case ("" if it passes), its seconds, mutants of each part."""
+    """Run the kernel itself.
+
+    Returns:
+        Why it fails the case ("" if it passes), its seconds, and of each part the mutants, and
+        those of them that compute anything else at their own place.
+    """
     subject = _subject(target, case, setup)
     failure = subject.failure()
     if failure:
         return failure, 0.0, []
-    return "", subject.seconds, subject.found()
+    return "", subject.seconds, [(x.found, x.differ) for x in subject.looked()]
 
 
 def attempt(

@@ -5,22 +5,38 @@ Plain values; nothing here runs anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_type_hints
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fa_verify.ttir.lowering.lower import Rule
     from fa_verify.ttir.syntax.ir import Module
 
 Grid = tuple[int, int, int]
-Edit = Callable[["Module"], None]
+
+
+class Edit(Protocol):
+    """Changes a module in place before it is lowered; hashable, equal for equal edits.
+
+    Attributes:
+        rules: How operations run that it makes up; empty for most.
+    """
+
+    @property
+    def rules(self) -> Mapping[str, Rule]: ...  # noqa: D102 - above
+
+    def __call__(self, module: Module) -> None: ...  # noqa: D102 - above
+
+    def __hash__(self) -> int: ...
 
 
 class Alteration(Protocol):
     """Changes kernels, or how they are launched, to see what comes of it."""
 
     def edit(self, kernel: str) -> Edit | None:
-        """What changes a kernel's module; hashable, equal for equal edits. None: nothing does."""
+        """What changes a kernel's module; None: nothing does."""
         ...
 
     def launch(

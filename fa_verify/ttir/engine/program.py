@@ -138,7 +138,7 @@ class Program:
                 function=function,
                 module=module,
                 machine=self.machine,
-                rules=RULES,
+                rules=RULES if edit is None else {**RULES, **edit.rules},
                 site=self._site,
                 callees=self._bodies,
                 floats=floats,

@@ -36,12 +36,12 @@ def mask(op: Op, facts: Facts) -> Iterator[Change]:
         operator="drop-mask",
         label="all-true",
         says=f"the mask is dropped from the {_what(op)} of {facts.argument(op.operands[0])}",
-        apply=partial(_all_true, op, position),
+        apply=partial(_all_true, position),
         proof=always_true(op.operands[position]),
     )
 
 
-def _all_true(op: Op, position: int, surgery: Surgery) -> None:
+def _all_true(position: int, op: Op, surgery: Surgery) -> None:
     type_ = op.operands[position].type
     surgery.replace(op, position, surgery.constant(op, type_, literal(type_, True)))
 
@@ -55,7 +55,7 @@ def other(op: Op, facts: Facts) -> Iterator[Change]:
         label="garbage",
         says=f"other is dropped from the load of {facts.argument(op.operands[0])}: "
         "lanes that its mask hides hold garbage",
-        apply=partial(_garbage, op),
+        apply=_garbage,
         proof=always_true(op.operands[1]) or never_seen(op, facts),
     )
 
@@ -77,13 +77,13 @@ def atomic(op: Op, facts: Facts) -> Iterator[Change]:
         operator="drop-atomic",
         label="store",
         says=f"an atomic on {where} is a store",
-        apply=partial(_store, op),
+        apply=_store,
     )
     yield Change(
         operator="drop-atomic",
         label="nothing",
         says=f"an atomic on {where} is left out",
-        apply=partial(_nothing, op),
+        apply=_nothing,
     )
 
 
@@ -106,7 +106,7 @@ def argument(op: Op, facts: Facts) -> Iterator[Change]:
                 operator="wrong-argument",
                 label=f"operand-{index}",
                 says=f"{names[wrong]} is used in place of {names[operand]}",
-                apply=partial(_instead, op, index, wrong),
+                apply=partial(_instead, index, wrong),
             )
 
 
@@ -119,7 +119,7 @@ def _next(value: Value, facts: Facts) -> Value | None:
     return None if after is value else after
 
 
-def _instead(op: Op, index: int, wrong: Value, surgery: Surgery) -> None:
+def _instead(index: int, wrong: Value, op: Op, surgery: Surgery) -> None:
     surgery.replace(op, index, wrong)
 
 

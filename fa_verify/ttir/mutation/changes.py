@@ -26,14 +26,14 @@ class Change:
         operator: The kind of edit.
         label: Which of its kind; one operation has no two alike.
         says: What is wrong then, as the beginning of a sentence.
-        apply: Makes the edit.
+        apply: Makes the edit at this operation or at a copy of it.
         proof: Why it changes no result of any launch of this module; "" if nothing proves it.
     """
 
     operator: str
     label: str
     says: str
-    apply: Callable[[Surgery], None]
+    apply: Callable[[Op, Surgery], None]
     proof: str = ""
 
 

@@ -64,7 +64,7 @@ def dropped_operand(op: Op, facts: Facts) -> Iterator[Change]:
                 operator="drop-operand",
                 label=f"keep-{name}",
                 says=f"{_shown(op)} is only {name}",
-                apply=partial(_forward, op, kept),
+                apply=partial(_forward, kept),
                 proof=neutral(op, index),
             )
     elif op.name == "tt.addptr":
@@ -72,18 +72,18 @@ def dropped_operand(op: Op, facts: Facts) -> Iterator[Change]:
             operator="drop-operand",
             label="keep-pointer",
             says="an offset is left out of an address",
-            apply=partial(_forward, op, op.operands[0]),
+            apply=partial(_forward, op.operands[0]),
         )
     elif op.name in _UNARY:
         yield Change(
             operator="drop-operand",
             label="keep-a",
             says=f"{_UNARY[op.name]} is left out",
-            apply=partial(_forward, op, op.operands[0]),
+            apply=partial(_forward, op.operands[0]),
         )
 
 
-def _forward(op: Op, kept: Value, surgery: Surgery) -> None:
+def _forward(kept: Value, op: Op, surgery: Surgery) -> None:
     surgery.forward(op.results[0], kept)
 
 
@@ -95,12 +95,12 @@ def swapped_operands(op: Op, facts: Facts) -> Iterator[Change]:
             operator="swap-operands",
             label="swap",
             says=f"{_shown(op)} is {_shown(op).translate(str.maketrans('ab', 'ba'))}",
-            apply=partial(_swap, op, 0, 1),
+            apply=partial(_swap, 0, 1),
             proof=same(op.operands[0], op.operands[1]),
         )
 
 
-def _swap(op: Op, first: int, second: int, surgery: Surgery) -> None:
+def _swap(first: int, second: int, op: Op, surgery: Surgery) -> None:
     a, b = op.operands[first], op.operands[second]
     surgery.replace(op, first, b)
     surgery.replace(op, second, a)
@@ -117,14 +117,14 @@ def select(op: Op, facts: Facts) -> Iterator[Change]:
             operator="drop-select",
             label=f"always-{name}",
             says=f"a choice always takes its {name} value",
-            apply=partial(_forward, op, op.operands[index]),
+            apply=partial(_forward, op.operands[index]),
             proof=equal,
         )
     yield Change(
         operator="drop-select",
         label="swap",
         says="the two values of a choice are in each other's place",
-        apply=partial(_swap, op, 1, 2),
+        apply=partial(_swap, 1, 2),
         proof=equal,
     )
 
@@ -156,7 +156,7 @@ def comparison(op: Op, facts: Facts) -> Iterator[Change]:
             operator="flip-comparison",
             label=kind,
             says=f"a {shown} b is a {_RELATIONS[other]} b",
-            apply=partial(_predicate, op, new + other),
+            apply=partial(_predicate, new + other),
         )
     if op.name == "arith.cmpi" and relation in _EDGE and op.operands[1].type.scalar != "i1":
         # What "edge" does moves the limit one way; this moves it the other.
@@ -166,16 +166,16 @@ def comparison(op: Op, facts: Facts) -> Iterator[Change]:
             operator="shift-comparison",
             label=f"{shift:+d}",
             says=f"a {shown} b is a {shown} b {'-' if shift < 0 else '+'} 1",
-            apply=partial(_shift, op, 1, shift),
+            apply=partial(_shift, 1, shift),
         )
 
 
-def _predicate(op: Op, word: str, surgery: Surgery) -> None:
+def _predicate(word: str, op: Op, surgery: Surgery) -> None:
     del surgery
     op.words[0] = word
 
 
-def _shift(op: Op, index: int, by: int, surgery: Surgery) -> None:
+def _shift(index: int, by: int, op: Op, surgery: Surgery) -> None:
     old = op.operands[index]
     one = surgery.constant(op, old.type, literal(old.type, by))
     surgery.replace(op, index, surgery.before(op, "arith.addi", (old, one), old.type))
@@ -192,7 +192,7 @@ def constant(op: Op, facts: Facts) -> Iterator[Change]:
             operator="change-constant",
             label="range",
             says="indices begin at one more",
-            apply=partial(_range, op),
+            apply=_range,
         )
     if op.name in _NOT_CONSTANT or op.name.startswith(("cf.", "tt.return")):
         return
@@ -206,7 +206,7 @@ def constant(op: Op, facts: Facts) -> Iterator[Change]:
             operator="change-constant",
             label=f"operand-{index}",
             says=f"the constant {_plain(old)} is {_plain(new)}",
-            apply=partial(_constant, op, index, new),
+            apply=partial(_constant, index, new),
             proof=never_seen(op, facts) if op.name == "tt.load" and index == 2 else "",
         )
 
@@ -226,7 +226,7 @@ def _other_number(old: object, type_: Type) -> bool | int | float:
     return value * 1.1 if value else 1.0
 
 
-def _constant(op: Op, index: int, new: float, surgery: Surgery) -> None:
+def _constant(index: int, new: float, op: Op, surgery: Surgery) -> None:
     type_ = op.operands[index].type
     surgery.replace(op, index, surgery.constant(op, type_, literal(type_, new)))
 
@@ -253,7 +253,7 @@ def cast(op: Op, facts: Facts) -> Iterator[Change]:
             operator="add-cast",
             label="round",
             says=f"a float32 result is rounded to {narrow}",
-            apply=partial(_through, op, "arith.truncf", "arith.extf", narrow),
+            apply=partial(_through, "arith.truncf", "arith.extf", narrow),
             proof=only_rounded_to(op.results[0], narrow),
         )
     if op.name in ("arith.addi", "arith.muli") and op.results[0].type.scalar == "i64":
@@ -261,11 +261,11 @@ def cast(op: Op, facts: Facts) -> Iterator[Change]:
             operator="drop-cast",
             label="32-bit",
             says="64-bit arithmetic is done in 32 bits",
-            apply=partial(_through, op, "arith.trunci", "arith.extsi", "i32"),
+            apply=partial(_through, "arith.trunci", "arith.extsi", "i32"),
         )
 
 
-def _through(op: Op, narrow: str, widen: str, scalar: str, surgery: Surgery) -> None:
+def _through(narrow: str, widen: str, scalar: str, op: Op, surgery: Surgery) -> None:
     surgery.round_trip(op.results[0], narrow, widen, scalar)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fa_verify.ttir.mutation import accesses, expressions, wholes
 from fa_verify.ttir.mutation.changes import Facts
@@ -19,11 +19,12 @@ from fa_verify.ttir.mutation.surgery import Surgery
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fa_verify.ttir.lowering.lower import Rule
     from fa_verify.ttir.mutation.changes import Change, Operator
     from fa_verify.ttir.options import Edit, Grid
-    from fa_verify.ttir.syntax.ir import Location, Module, Op
+    from fa_verify.ttir.syntax.ir import Module, Op
 
-__all__ = ["OPERATORS", "Mutant", "mutants"]
+__all__ = ["OPERATORS", "Mutant", "changes"]
 
 OPERATORS: tuple[Operator, ...] = (
     *accesses.OPERATORS,
@@ -48,6 +49,7 @@ class Mutant:
     op: str
     operator: str
     label: str
+    rules: ClassVar[dict[str, Rule]] = {}
 
     @property
     def id(self) -> str:
@@ -70,33 +72,25 @@ class Mutant:
     def __call__(self, module: Module) -> None:
         """Change a module."""
         surgery = Surgery(module)
-        for change in [x for op, x in _changes(module, surgery) if _mutant(module, op, x) == self]:
-            change.apply(surgery)
+        mine = [x for x in changes(module, surgery) if x[0] == self]
+        for _, op, change in mine:
+            change.apply(op, surgery)
         surgery.sweep()
 
 
-def mutants(module: Module) -> dict[Mutant, list[tuple[Change, Location]]]:
-    """All that a module allows, each with the changes that it stands for and where these are."""
-    found: dict[Mutant, list[tuple[Change, Location]]] = {}
-    for op, change in _changes(module, Surgery(module)):
-        found.setdefault(_mutant(module, op, change), []).append((change, op.location))
-    return found
-
-
-def _changes(module: Module, surgery: Surgery) -> Iterator[tuple[Op, Change]]:
+def changes(module: Module, surgery: Surgery) -> Iterator[tuple[Mutant, Op, Change]]:
+    """All changes that a module allows, each with its operation and the mutant that it is of."""
     facts = Facts(module)
     for op in surgery.ops():
-        if op.location.calls:
-            for operator in OPERATORS:
-                for change in operator(op, facts):
-                    yield op, change
-
-
-def _mutant(module: Module, op: Op, change: Change) -> Mutant:
-    return Mutant(
-        kernel=module.entry.name,
-        place=op.location.calls,
-        op=op.name,
-        operator=change.operator,
-        label=change.label,
-    )
+        if not op.location.calls:
+            continue
+        for operator in OPERATORS:
+            for change in operator(op, facts):
+                mutant = Mutant(
+                    kernel=module.entry.name,
+                    place=op.location.calls,
+                    op=op.name,
+                    operator=change.operator,
+                    label=change.label,
+                )
+                yield mutant, op, change

@@ -1,4 +1,4 @@
-"""`Recorder`: an `Alteration` that changes nothing and notes which mutants a run allows."""
+"""`Recorder`: an `Alteration` that changes nothing, and notes which mutants a run allows."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fa_verify.ttir.mutation.launches import LaunchMutant, launch_mutants
-from fa_verify.ttir.mutation.mutants import Mutant, mutants
+from fa_verify.ttir.mutation.mutants import Mutant
+from fa_verify.ttir.mutation.probes import Probes
 
 if TYPE_CHECKING:
+    from fa_verify.ttir.mutation.changes import Change
     from fa_verify.ttir.options import Edit, Grid
-    from fa_verify.ttir.syntax.ir import Module
+    from fa_verify.ttir.syntax.ir import Op
 
 __all__ = ["AnyMutant", "Found", "Recorder"]
 
@@ -49,20 +51,22 @@ class Recorder:
     def __init__(self) -> None:
         """Note nothing yet."""
         self.found: dict[AnyMutant, Found] = {}
+        self._probes = Probes(self._meet)
+        self._launches: set[LaunchMutant] = set()
+
+    @property
+    def differ(self) -> set[AnyMutant]:
+        """Those that would have computed anything else in this run at their own place."""
+        return {*self._probes.differ, *self._launches}
 
     def edit(self, kernel: str) -> Edit | None:
-        """Look at each module."""
+        """Look at each module, and at what its operations compute."""
         del kernel
-        return self._look
+        return self._probes
 
-    def _look(self, module: Module) -> None:
-        for mutant, changes in mutants(module).items():
-            (first, location), *_ = changes
-            proofs = frozenset(change.proof for change, _ in changes)
-            self._note(
-                mutant,
-                Found(says=first.says, file=location.file, line=location.line, proofs=proofs),
-            )
+    def _meet(self, mutant: Mutant, change: Change, op: Op) -> None:
+        at, proofs = op.location, frozenset({change.proof})
+        self._note(mutant, Found(says=change.says, file=at.file, line=at.line, proofs=proofs))
 
     def launch(
         self, kernel: str, grid: Grid, given: dict[str, Any], constants: frozenset[str]
@@ -70,6 +74,9 @@ class Recorder:
         """Look at each launch."""
         for mutant in launch_mutants(kernel, grid, given, constants):
             self._note(mutant, Found(says=mutant.says))
+            other_grid, other = mutant.launch(kernel, grid, given, constants)
+            if other_grid != grid or any(other[name] != given[name] for name in mutant.names):
+                self._launches.add(mutant)
         return grid, given
 
     def _note(self, mutant: AnyMutant, found: Found) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fa_verify.ttir.lowering.hoist import is_pure
-from fa_verify.ttir.syntax.ir import Op, Type, Value
+from fa_verify.ttir.syntax.ir import Block, Op, Region, Type, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fa_verify.ttir.syntax.ir import Block, Module, Region
+    from fa_verify.ttir.syntax.ir import Module
 
 __all__ = ["Surgery", "literal", "number"]
 
@@ -85,6 +85,19 @@ class Surgery:
         op.operands.clear()
         self._blocks.pop(op).ops.remove(op)
 
+    def following(self, op: Op) -> Op:
+        """The operation behind another in its block."""
+        ops = self._blocks[op].ops
+        return ops[ops.index(op) + 1]
+
+    def copied(self, op: Op) -> Op:
+        """A copy of an operation, behind it; nothing reads its results."""
+        block = self._blocks[op]
+        copy = _copy(op, {})
+        block.ops.insert(block.ops.index(op) + 1, copy)
+        self._blocks[copy] = block
+        return copy
+
     def sweep(self) -> None:
         """Take out what nothing reads any more, as Triton's compiler does."""
         pending = [op for op in self._blocks if is_pure(op)]
@@ -140,6 +153,32 @@ class Surgery:
         block.ops.insert(at, op)
         self._blocks[op] = block
         return value
+
+
+def _copy(op: Op, known: dict[Value, Value]) -> Op:
+    """A copy that reads what `known` says in place of values that were copied too."""
+    copy = Op(
+        op.name,
+        [known.get(x, x) for x in op.operands],
+        [],
+        dict(op.attrs),
+        list(op.words),
+        list(op.types),
+        list(op.groups),
+        location=op.location,
+    )
+    copy.results = [Value(x.name, x.type, copy) for x in op.results]
+    for operand in copy.operands:
+        operand.users.append(copy)
+    known.update(zip(op.results, copy.results, strict=True))
+    for region in op.regions:
+        blocks = []
+        for block in region.blocks:
+            args = [Value(x.name, x.type) for x in block.args]
+            known.update(zip(block.args, args, strict=True))
+            blocks.append(Block(block.label, args, [_copy(x, known) for x in block.ops]))
+        copy.regions.append(Region(blocks))
+    return copy
 
 
 def _outside(region: Region) -> Iterator[Op]:

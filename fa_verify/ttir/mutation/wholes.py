@@ -46,22 +46,22 @@ def reduction(op: Op, facts: Facts) -> Iterator[Change]:
         operator="change-reduction",
         label=other.partition(".")[2],
         says=f"{_named(inner.name)} is {_named(other)}",
-        apply=partial(_combine, inner, other),
+        apply=partial(_combine, other),
     )
     yield Change(
         operator="change-reduction",
         label="without-first",
         says=f"{_named(inner.name)} leaves out its first element",
-        apply=partial(_without_first, op, inner.name),
+        apply=partial(_without_first, inner.name),
     )
 
 
-def _combine(inner: Op, other: str, surgery: Surgery) -> None:
+def _combine(other: str, op: Op, surgery: Surgery) -> None:
     del surgery
-    inner.name = other
+    op.regions[0].blocks[0].ops[0].name = other
 
 
-def _without_first(op: Op, combine: str, surgery: Surgery) -> None:
+def _without_first(combine: str, op: Op, surgery: Surgery) -> None:
     source = op.operands[0]
     type_, axis = source.type, int(op.attrs["axis"].split()[0])
     extent = type_.shape[axis]
@@ -103,7 +103,7 @@ def product(op: Op, facts: Facts) -> Iterator[Change]:
             operator="dot-precision",
             label="tf32",
             says=f"a product in {precision} is in tf32",
-            apply=partial(_precision, op),
+            apply=_precision,
         )
     if op.results[0].type.scalar == "f32":
         narrow = facts.narrow.scalar
@@ -111,7 +111,7 @@ def product(op: Op, facts: Facts) -> Iterator[Change]:
             operator="dot-accumulator",
             label="narrow",
             says=f"a product is accumulated in {narrow}",
-            apply=partial(_rounded, op, narrow),
+            apply=partial(_rounded, narrow),
         )
     start = number(op.operands[2])
     if start is None or parse_number(start, Type(op.operands[2].type.scalar)) != 0:
@@ -119,13 +119,13 @@ def product(op: Op, facts: Facts) -> Iterator[Change]:
             operator="drop-operand",
             label="no-accumulator",
             says="a product is not added to what was accumulated",
-            apply=partial(_from_zero, op),
+            apply=_from_zero,
         )
         yield Change(
             operator="drop-operand",
             label="no-product",
             says="a product is not added",
-            apply=partial(_unchanged, op),
+            apply=_unchanged,
         )
 
 
@@ -134,7 +134,7 @@ def _precision(op: Op, surgery: Surgery) -> None:
     op.attrs["inputPrecision"] = "tf32"
 
 
-def _rounded(op: Op, narrow: str, surgery: Surgery) -> None:
+def _rounded(narrow: str, op: Op, surgery: Surgery) -> None:
     surgery.round_trip(op.results[0], "arith.truncf", "arith.extf", narrow)
 
 
@@ -162,7 +162,7 @@ def loop(op: Op, facts: Facts) -> Iterator[Change]:
             operator="loop-bound",
             label=name,
             says=f"a loop {says}",
-            apply=partial(_moved, op, index, by),
+            apply=partial(_moved, index, by),
             proof=whole_steps(op) if name == "end-1" else "",
         )
     for index, name, how, says in (
@@ -176,17 +176,17 @@ def loop(op: Op, facts: Facts) -> Iterator[Change]:
             operator="loop-bound",
             label=name,
             says=f"a loop {says}",
-            apply=partial(_stepped, op, index, how),
+            apply=partial(_stepped, index, how),
         )
 
 
-def _moved(op: Op, index: int, by: int, surgery: Surgery) -> None:
+def _moved(index: int, by: int, op: Op, surgery: Surgery) -> None:
     old = op.operands[index]
     one = surgery.constant(op, old.type, literal(old.type, by))
     surgery.replace(op, index, surgery.before(op, "arith.addi", (old, one), old.type))
 
 
-def _stepped(op: Op, index: int, how: str, surgery: Surgery) -> None:
+def _stepped(index: int, how: str, op: Op, surgery: Surgery) -> None:
     old, step = op.operands[index], op.operands[2]
     surgery.replace(op, index, surgery.before(op, how, (old, step), old.type))
 
@@ -202,7 +202,7 @@ def scale_and_mask(op: Op, facts: Facts) -> Iterator[Change]:
                     operator="reorder-scale-and-mask",
                     label=f"mask-first-{index}",
                     says="the mask is applied before the scale, which scales what it hides",
-                    apply=partial(_mask_first, op, index, inner),
+                    apply=partial(_mask_first, index, inner),
                 )
     if op.name == "arith.mulf":
         for index in (0, 1):
@@ -215,11 +215,11 @@ def scale_and_mask(op: Op, facts: Facts) -> Iterator[Change]:
                         operator="reorder-scale-and-mask",
                         label=f"scale-first-{index}-{arm}",
                         says="the mask is applied after the scale",
-                        apply=partial(_scale_first, op, index, inner, arm),
+                        apply=partial(_scale_first, index, inner, arm),
                     )
 
 
-def _mask_first(op: Op, index: int, inner: Op, surgery: Surgery) -> None:
+def _mask_first(index: int, inner: Op, op: Op, surgery: Surgery) -> None:
     """select(m, x * s, c) as select(m, x, c) * s."""
     x, scale = inner.operands
     operands: list[Value] = list(op.operands)
@@ -229,7 +229,7 @@ def _mask_first(op: Op, index: int, inner: Op, surgery: Surgery) -> None:
     surgery.forward(op.results[0], product)
 
 
-def _scale_first(op: Op, index: int, inner: Op, arm: int, surgery: Surgery) -> None:
+def _scale_first(index: int, inner: Op, arm: int, op: Op, surgery: Surgery) -> None:
     """select(m, x, c) * s as select(m, x * s, c)."""
     type_ = op.results[0].type
     x = inner.operands[3 - arm]

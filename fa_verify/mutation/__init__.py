@@ -5,6 +5,8 @@ No source is needed: the defects are put into what Triton compiles, and into its
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import linecache
 import os
 import random
@@ -16,9 +18,10 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from fa_verify import campaign, loader
+from fa_verify import loader
 from fa_verify.errors import InvalidInputError
 from fa_verify.mutation import table
+from fa_verify.mutation.choice import chosen
 from fa_verify.mutation.hunt import Hunt
 from fa_verify.mutation.outcome import Outcome, score
 
@@ -51,7 +54,7 @@ def mutate(
         folder: Where mutation.json and mutation.md are written.
         only: Ids (or beginnings of ids) of mutants; empty: all.
         operators: Kinds of change; empty: all.
-        cases: How many cases, the first that a run of `seed` draws.
+        cases: How many cases (`choice.chosen`).
         budget: Seconds for all; mutants that had fewer cases for it say so.
         seed: Of the distribution, and of the sample.
         sample: At most so many mutants, evenly from each function and operator.
@@ -67,8 +70,7 @@ def mutate(
     workers = workers or len(os.sched_getaffinity(0))
     hunt = Hunt(kernel, workers, None if budget is None else begin + budget)
     try:
-        drawn = list(campaign.drawn(kernel, campaign.Plan(cases=cases, seed=seed)))
-        hunt.survey(drawn)
+        hunt.survey(chosen(kernel, cases, seed))
         if not hunt.cases:
             case, why = hunt.unfit[0]
             msg = f"target={target!r}: passes none of {cases} cases; mend it first: {why} [{case}]"
@@ -80,7 +82,8 @@ def mutate(
             raise InvalidInputError(msg)
         wanted = _wanted(list(hunt.quarries.values()), only, operators, sample, seed)
         console.print(f"{len(wanted)} of {len(hunt.quarries)} mutants on {len(hunt.cases)} cases")
-        hunt.run(wanted, lambda name, done, left: _tell(console, name, done, left, len(hunt.cases)))
+        with contextlib.suppress(KeyboardInterrupt):  # what is known by then is written
+            hunt.run(wanted, functools.partial(_tell, console, len(hunt.cases)))
     finally:
         hunt.stop()
     names = {prey.number: str(prey.case) for prey in hunt.cases}
@@ -131,20 +134,18 @@ def _wanted(
         if not any(q.mutant.id.startswith(name) for q in quarries):
             msg = f"only={name!r}: begins no mutant's id; a run's mutation.json lists them"
             raise InvalidInputError(msg)
-    chosen = [
+    kept = [
         q
         for q in quarries
         if (not only or q.mutant.id.startswith(tuple(only)))
         and (not operators or q.mutant.operator in operators)
     ]
-    if sample is None or len(chosen) <= sample:
-        return chosen
-    return _sampled(chosen, sample, seed)
+    return kept if sample is None or len(kept) <= sample else _sampled(kept, sample, seed)
 
 
-def _sampled(chosen: list[Quarry], sample: int, seed: int) -> list[Quarry]:
+def _sampled(kept: list[Quarry], sample: int, seed: int) -> list[Quarry]:
     """One of each function and operator in turn, in an order drawn from the seed."""
-    shuffled = sorted(chosen, key=lambda q: q.mutant.id)
+    shuffled = sorted(kept, key=lambda q: q.mutant.id)
     random.Random(seed).shuffle(shuffled)  # noqa: S311 - a sample, no secret
     turns: dict[tuple[str, str], int] = {}
     ranked = []
@@ -188,7 +189,7 @@ def _shown(file: str) -> str:
     return str(path.relative_to(here)) if file and path.is_relative_to(here) else file
 
 
-def _tell(console: Console, name: str, done: int, left: int, cases: int) -> None:
+def _tell(console: Console, cases: int, name: str, done: int, left: int) -> None:
     console.print(Text(f"{name} of case {done} of {cases}: {left} mutants left", style="dim"))
 
 

@@ -132,7 +132,10 @@ class Launcher:
             with run.covering(program.coverage):
                 launch(options=run.options, findings=run.findings)
             if orders is not None:
-                for look in (births.explain, wraps.confirm):
+                looks = [wraps.confirm]
+                if run.options.alteration is None:  # of a kernel that was altered, why is known
+                    looks.insert(0, births.explain)
+                for look in looks:
                     look(
                         program, text, self.file, names, values, grid, run.options,
                         run.memory, run.findings,

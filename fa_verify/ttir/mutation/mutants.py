@@ -72,17 +72,23 @@ class Mutant:
     def __call__(self, module: Module) -> None:
         """Change a module."""
         surgery = Surgery(module)
-        mine = [x for x in changes(module, surgery) if x[0] == self]
+        mine = [x for x in changes(module, surgery, self.place) if x[0] == self]
         for _, op, change in mine:
             change.apply(op, surgery)
         surgery.sweep()
 
 
-def changes(module: Module, surgery: Surgery) -> Iterator[tuple[Mutant, Op, Change]]:
-    """All changes that a module allows, each with its operation and the mutant that it is of."""
+def changes(
+    module: Module, surgery: Surgery, place: tuple[tuple[str, int, int], ...] = ()
+) -> Iterator[tuple[Mutant, Op, Change]]:
+    """All changes that a module allows, or one place of it.
+
+    Yields:
+        The mutant, its operation and the change.
+    """
     facts = Facts(module)
     for op in surgery.ops():
-        if not op.location.calls:
+        if not op.location.calls or (place and op.location.calls != place):
             continue
         for operator in OPERATORS:
             for change in operator(op, facts):

@@ -188,7 +188,7 @@ def selftest(target: str | None, folder: Path, **options: Any) -> int:
 @click.option(
     "--cases",
     type=click.IntRange(min=1),
-    default=48,
+    default=64,
     show_default=True,
     help="Cases that mutants are tried on.",
 )

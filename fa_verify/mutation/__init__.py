@@ -40,7 +40,7 @@ def mutate(
     *,
     only: Sequence[str] = (),
     operators: Sequence[str] = (),
-    cases: int = 48,
+    cases: int = 64,
     budget: float | None = None,
     seed: int = 0,
     sample: int | None = None,

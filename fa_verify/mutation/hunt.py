@@ -1,4 +1,4 @@
-"""`hunt`: mutants against cases, in worker processes. Cheap cases first; what dies sees no more.
+"""`Hunt`: mutants against cases, in worker processes; what dies sees no more cases.
 
 First each mutant runs on its part of a case only and is judged where its bits differ. What is left
 after all cases runs on whole cases under every check, those that run a kernel again included.
@@ -78,7 +78,6 @@ class _Prey:
     number: int
     case: Case
     setup: Setup
-    seconds: float
 
 
 class Hunt:
@@ -119,15 +118,14 @@ class Hunt:
             for case, setup in drawn
         ]
         for number, ((case, setup), future) in enumerate(zip(drawn, started, strict=True)):
-            failure, seconds, parts = _ready(future)
+            failure, parts = _ready(future)
             if failure:
                 self.unfit.append((case, failure))
                 continue
-            self.cases.append(_Prey(number, case, setup, seconds))
+            self.cases.append(_Prey(number, case, setup))
             for index, (found, differ) in enumerate(parts):
                 for mutant, known in found.items():
                     self._meet(mutant, known).meets(number, index, differs=mutant in differ)
-        self.cases.sort(key=lambda prey: prey.seconds)
 
     def _meet(self, mutant: AnyMutant, known: Found) -> Quarry:
         quarry = self.quarries.get(mutant.id)
@@ -215,4 +213,4 @@ def _ready(future: Future[work.Ready]) -> work.Ready:
     try:
         return future.result()
     except (TimeoutError, pebble.ProcessExpired) as error:
-        return f"{type(error).__name__}: {error}", 0.0, []
+        return f"{type(error).__name__}: {error}", []

@@ -23,7 +23,7 @@ __all__ = ["Ready", "attempt", "start", "survey"]
 _MEMORY = 4 << 30  # bytes of live intermediates, as `backends.cpu` has them
 _SUBJECTS = 4  # kept: mutants of one case come one after the other
 
-Ready = tuple[str, float, list[tuple[dict["AnyMutant", "Found"], set["AnyMutant"]]]]
+Ready = tuple[str, list[tuple[dict["AnyMutant", "Found"], set["AnyMutant"]]]]
 
 
 def start(memory: int) -> None:
@@ -46,14 +46,14 @@ def survey(target: str, case: str, setup: str) -> Ready:
     """Run the kernel itself.
 
     Returns:
-        Why it fails the case ("" if it passes), its seconds, and of each part the mutants, and
-        those of them that compute anything else at their own place.
+        Why it fails the case ("" if it passes), and of each part the mutants, and those of them
+        that compute anything else at their own place.
     """
     subject = _subject(target, case, setup)
     failure = subject.failure()
     if failure:
-        return failure, 0.0, []
-    return "", subject.seconds, [(x.found, x.differ) for x in subject.looked()]
+        return failure, []
+    return "", [(x.found, x.differ) for x in subject.looked()]
 
 
 def attempt(

@@ -32,6 +32,19 @@ class Edit(Protocol):
     def __hash__(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """What is known of a launch's arguments.
+
+    Attributes:
+        run_time: Names of those that are no constants, in order.
+        counted: Names of the constants that the grid is counted with.
+    """
+
+    run_time: tuple[str, ...]
+    counted: frozenset[str]
+
+
 class Alteration(Protocol):
     """Changes kernels, or how they are launched, to see what comes of it."""
 
@@ -40,7 +53,7 @@ class Alteration(Protocol):
         ...
 
     def launch(
-        self, kernel: str, grid: Grid, given: dict[str, Any], constants: frozenset[str]
+        self, kernel: str, grid: Grid, given: dict[str, Any], parameters: Parameters
     ) -> tuple[Grid, dict[str, Any]]:
         """The grid and the arguments to launch with instead.
 
@@ -48,7 +61,7 @@ class Alteration(Protocol):
             kernel: The function's name.
             grid: Programs along x, y, z.
             given: Arguments by name, constants and compiler options included.
-            constants: Names of the constexpr parameters.
+            parameters: What kinds of argument these are.
         """
         ...
 

@@ -8,10 +8,12 @@ from unittest.mock import patch
 
 from triton.runtime.jit import JITFunction
 
+from fa_verify.ttir.options import Parameters
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fa_verify.ttir.options import Alteration
+    from fa_verify.ttir.options import Alteration, Grid
 
 
 @contextmanager
@@ -23,16 +25,35 @@ def altered(alteration: Alteration) -> Iterator[None]:
         given = dict(zip(self.arg_names, args, strict=False)) | kwargs
         if warmup or len(args) > len(self.arg_names):  # Triton says what is wrong with the latter
             return run(self, *args, grid=grid, warmup=warmup, **kwargs)
-        whole = grid({**_defaults(self), **given}) if callable(grid) else grid
-        padded = (*whole, 1, 1, 1)[:3]
-        constants = frozenset(p.name for p in self.params if p.is_constexpr)
-        padded, given = alteration.launch(self.__name__, padded, given, constants)
-        return run(self, grid=padded, warmup=warmup, **given)
+        whole = {**{p.name: p.default for p in self.params if p.has_default}, **given}
+        parameters = Parameters(
+            run_time=tuple(p.name for p in self.params if not p.is_constexpr and p.name in given),
+            counted=frozenset(_counted(self, grid, whole)),
+        )
+        programs = _programs(grid, whole)
+        programs, given = alteration.launch(self.__name__, programs, given, parameters)
+        return run(self, grid=programs, warmup=warmup, **given)
 
     with patch.object(JITFunction, "run", launch):
         yield
 
 
-def _defaults(function: Any) -> dict[str, Any]:
-    """What is not given, as a grid's function may ask for it."""
-    return {p.name: p.default for p in function.params if p.has_default}
+def _programs(grid: Any, given: dict[str, Any]) -> Grid:
+    whole = (*(grid(given) if callable(grid) else grid), 1, 1)
+    return whole[0], whole[1], whole[2]
+
+
+def _counted(function: Any, grid: Any, given: dict[str, Any]) -> Iterator[str]:
+    """Constants that change a grid that is a function; of others, those that are called a block."""
+    for p in function.params:
+        value = given.get(p.name)
+        if not p.is_constexpr or type(value) is not int or value < 2:
+            continue
+        if not callable(grid):
+            if "BLOCK" in p.name.upper():
+                yield p.name
+        elif any(
+            _programs(grid, {**given, p.name: other}) != _programs(grid, given)
+            for other in (2 * value, value // 2)
+        ):
+            yield p.name

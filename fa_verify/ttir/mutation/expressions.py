@@ -201,6 +201,8 @@ def constant(op: Op, facts: Facts) -> Iterator[Change]:
         if text is None or (op.name == "scf.for" and index < 3):  # bounds: `loops`
             continue
         old = parse_number(text, Type(operand.type.scalar))
+        if op.name == "tt.load" and index == 2 and not old:  # "drop-other" is more than that
+            continue
         new = _other_number(old, operand.type)
         yield Change(
             operator="change-constant",

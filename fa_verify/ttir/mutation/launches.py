@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fa_verify.ttir.options import Edit, Grid
+    from fa_verify.ttir.options import Edit, Grid, Parameters
 
 __all__ = ["LaunchMutant", "launch_mutants"]
 
@@ -58,10 +58,10 @@ class LaunchMutant:
         return None
 
     def launch(
-        self, kernel: str, grid: Grid, given: dict[str, Any], constants: frozenset[str]
+        self, kernel: str, grid: Grid, given: dict[str, Any], parameters: Parameters
     ) -> tuple[Grid, dict[str, Any]]:
         """As an `Alteration`: its own kernel is launched otherwise."""
-        del constants
+        del parameters
         if kernel != self.kernel:
             return grid, given
         if self.operator == "grid":
@@ -80,14 +80,14 @@ class LaunchMutant:
 
 
 def launch_mutants(
-    kernel: str, grid: Grid, given: dict[str, Any], constants: frozenset[str]
+    kernel: str, grid: Grid, given: dict[str, Any], parameters: Parameters
 ) -> Iterator[LaunchMutant]:
     """All that a launch allows."""
     for axis, extent in zip(_AXES, grid, strict=True):
         if axis == "x" or extent > 1:
             for by in ("+1", "-1"):
                 yield LaunchMutant(kernel=kernel, operator="grid", label=axis + by)
-    run_time = [name for name in given if name not in constants and not name.startswith("num_")]
+    run_time = parameters.run_time
     integers = [name for name in run_time if type(given[name]) is int]
     for a, b in pairwise(integers):
         yield LaunchMutant(kernel=kernel, operator="swap-arguments", label="swap", names=(a, b))
@@ -97,9 +97,6 @@ def launch_mutants(
                 yield LaunchMutant(
                     kernel=kernel, operator="wrong-scale", label=label, names=(name,)
                 )
-    for name in sorted(constants & given.keys()):
-        if type(given[name]) is int and given[name] > 1:
-            for label in ("double", "half"):
-                yield LaunchMutant(
-                    kernel=kernel, operator="wrong-block", label=label, names=(name,)
-                )
+    for name in sorted(parameters.counted):
+        for label in ("double", "half"):
+            yield LaunchMutant(kernel=kernel, operator="wrong-block", label=label, names=(name,))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fa_verify.ttir.lowering.lower import Rule
     from fa_verify.ttir.mutation.changes import Change, Operator
-    from fa_verify.ttir.options import Edit, Grid
+    from fa_verify.ttir.options import Edit, Grid, Parameters
     from fa_verify.ttir.syntax.ir import Module, Op
 
 __all__ = ["OPERATORS", "Mutant", "changes"]
@@ -63,10 +63,10 @@ class Mutant:
         return self if kernel == self.kernel else None
 
     def launch(
-        self, kernel: str, grid: Grid, given: dict[str, Any], constants: frozenset[str]
+        self, kernel: str, grid: Grid, given: dict[str, Any], parameters: Parameters
     ) -> tuple[Grid, dict[str, Any]]:
         """As an `Alteration`: launches stay as they are."""
-        del kernel, constants
+        del kernel, parameters
         return grid, given
 
     def __call__(self, module: Module) -> None:

@@ -11,7 +11,7 @@ from fa_verify.ttir.mutation.probes import Probes
 
 if TYPE_CHECKING:
     from fa_verify.ttir.mutation.changes import Change
-    from fa_verify.ttir.options import Edit, Grid
+    from fa_verify.ttir.options import Edit, Grid, Parameters
     from fa_verify.ttir.syntax.ir import Op
 
 __all__ = ["AnyMutant", "Found", "Recorder"]
@@ -69,12 +69,12 @@ class Recorder:
         self._note(mutant, Found(says=change.says, file=at.file, line=at.line, proofs=proofs))
 
     def launch(
-        self, kernel: str, grid: Grid, given: dict[str, Any], constants: frozenset[str]
+        self, kernel: str, grid: Grid, given: dict[str, Any], parameters: Parameters
     ) -> tuple[Grid, dict[str, Any]]:
         """Look at each launch."""
-        for mutant in launch_mutants(kernel, grid, given, constants):
+        for mutant in launch_mutants(kernel, grid, given, parameters):
             self._note(mutant, Found(says=mutant.says))
-            other_grid, other = mutant.launch(kernel, grid, given, constants)
+            other_grid, other = mutant.launch(kernel, grid, given, parameters)
             if other_grid != grid or any(other[name] != given[name] for name in mutant.names):
                 self._launches.add(mutant)
         return grid, given

@@ -7,7 +7,6 @@ import itertools
 from typing import TYPE_CHECKING
 
 from fa_verify import campaign
-from fa_verify.distribution import INT32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +20,7 @@ __all__ = ["chosen", "traits"]
 
 _TIMES = 40  # as many cases are drawn as are wanted
 _CHEAP = 0.5  # of these, the cheapest share is chosen from
+_INT32 = 1 << 31  # elements that a 32-bit offset does not reach
 _BLOCK = 64  # queries and keys of a tile, about: what one query costs
 
 
@@ -79,7 +79,7 @@ def traits(case: Case) -> Iterator[str]:
         layout: Layout = getattr(p, f"layout_{name}")
         for axis, stride in zip("bhsd", layout.strides(shape), strict=True):
             extent = shape["bhsd".index(axis)]
-            if stride * (extent - 1) >= INT32 and (name != "do" or case.backward):
+            if stride * (extent - 1) >= _INT32 and (name != "do" or case.backward):
                 yield f"far {name} {axis}"
 
 

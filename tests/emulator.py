@@ -23,7 +23,8 @@ LOG2E = 1.4426950408889634
 BUGS = frozenset({
     "missing tail key", "padded keys", "no alpha in l", "no alpha in acc", "P in fp8", "no delta",
     "dq without scale", "no scale", "acc in fp16", "mask off by one", "l in fp16", "lse in base 2",
-    "dk without scale", "P in bf16", "acc rounded each block",
+    "dk without scale", "P in bf16", "acc rounded each block", "0.1% too much",
+    "log2e of five digits",
 })  # fmt: skip
 
 
@@ -187,6 +188,8 @@ class Emulator:
 
     def _exp_difference(self, s: Tensor, m: Tensor, factor: Tensor) -> Tensor:
         """exp(s - m) with this emulator's roundings."""
+        if "log2e of five digits" in self.bugs:
+            s, m = s * (1.4427 / LOG2E), m * (1.4427 / LOG2E)
         if self.exponent == "exp":
             return self._exp2((s - m) * torch.tensor(LOG2E, dtype=F32))
         if self.exponent == "fma":
@@ -236,7 +239,9 @@ class Emulator:
                 acc = acc.to(native).float()
             m = new
         m = torch.where(m == -math.inf, 0.0, m)
-        o = torch.where(total > 0, acc / total, 0.0)
+        o = torch.where(total > 0, acc / total, 0.0) * (
+            1.001 if "0.1% too much" in self.bugs else 1
+        )
         log2e, ln2 = torch.tensor(LOG2E, dtype=F32), torch.tensor(math.log(2), dtype=F32)
         if self.exponent == "exp":
             lse = m + torch.log(total)
@@ -294,6 +299,8 @@ class Emulator:
         for rows in self._blocks(qf.shape[1]):
             dk = self._mm(problem, cast_ds[:, rows].mT, qf[:, rows], dk)
             dv = self._mm(problem, cast_p[:, rows].mT, dof[:, rows], dv)
+        if "0.1% too much" in self.bugs:
+            dq, dk, dv = (1.001 * x for x in (dq, dk, dv))
         dq, dk, dv = (_flush(x).to(native) for x in (dq * factor_q, dk * factor_k, dv))
         return dq.reshape(problem.shape_q), dk.reshape(problem.shape_k), dv.reshape(problem.shape_v)
 

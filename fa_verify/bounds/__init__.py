@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Literal
 
 from fa_verify.bounds.backward import backward_det
 from fa_verify.bounds.backward import reach as backward_reach
+from fa_verify.bounds.bias import self_normalised
 from fa_verify.bounds.bounded import Bounded, rounded
 from fa_verify.bounds.forward import Forward, forward_det
 from fa_verify.bounds.forward import reach as forward_reach
 from fa_verify.bounds.inputs import Inputs, inputs, operand_models
 from fa_verify.bounds.looks import Source, refiner_of_gradient, refiner_of_o
+from fa_verify.bounds.lse_bias import lse_allowance, rounds_to_nearest
 from fa_verify.bounds.rows import Seen, row_statistics
 from fa_verify.reference import by_kv_head
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from fa_verify.bounds.model import Model
     from fa_verify.problem import Problem
 
-__all__ = ["Bounded", "bound_backward", "bound_forward"]
+__all__ = ["Bounded", "bound_backward", "bound_forward", "self_normalised"]
 
 
 def bound_forward(
@@ -49,6 +52,7 @@ def bound_forward(
         name="lse",
         reference=exact.lse.reshape(problem.shape_lse),
         det=exact.lse_bound.reshape(problem.shape_lse),
+        bias=functools.partial(lse_allowance, model, given) if rounds_to_nearest(model) else None,
     )
     o = rounded(
         name="o",

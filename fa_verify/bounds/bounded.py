@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify.bounds.bias import allowance
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
+    from fa_verify.bounds.bias import Allowance
     from fa_verify.bounds.formats import Format
     from fa_verify.bounds.probabilistic import Refiner
 
@@ -28,6 +34,7 @@ class Bounded:
         overflow_ok: bool: an infinity (or the format's largest number) of the reference's sign is
             right here; None: nowhere.
         refiner: See `prob`; None: the probabilistic bound is the deterministic one.
+        bias: What a sum of errors, weighted as it is told, may be; None: it is not known.
     """
 
     name: str
@@ -35,6 +42,7 @@ class Bounded:
     det: Tensor
     overflow_ok: Tensor | None = None
     refiner: Refiner | None = dataclasses.field(default=None, repr=False)
+    bias: Callable[[Tensor], Allowance] | None = dataclasses.field(default=None, repr=False)
 
     def prob(self, observed: Tensor) -> Tensor:
         """Bound that holds with probability 1 - d for the whole tensor: min(det, probabilistic).
@@ -73,4 +81,5 @@ def rounded(
         det=det.reshape(shape),
         overflow_ok=overflow.reshape(shape),
         refiner=refiner,
+        bias=None if refiner is None else functools.partial(allowance, refiner, reference, out),
     )

@@ -12,7 +12,7 @@ from fa_verify.bounds.forward import forward_tile
 from fa_verify.bounds.gradients import backward_tile
 from fa_verify.bounds.inputs import Block
 from fa_verify.bounds.model import SLACK
-from fa_verify.bounds.probabilistic import Look, Refiner, blocked_multiplicity, multiplicity
+from fa_verify.bounds.probabilistic import Look, Refiner, blockings, shifts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +71,8 @@ def refiner_of_o(source: Source, d: float) -> Refiner | None:
         linear=source.linear.flatten(1, 2),
         terms=source.model.problem.seqlen_k,
         look=functools.partial(_look_at_o, source),
-        count=lambda logs, *window: blocked_multiplicity(logs, arithmetic.block_n, *window),
+        castings=functools.partial(blockings, block_n=arithmetic.block_n),
+        across=functools.partial(shifts, block_n=arithmetic.block_n),
         d=d,
     )
 
@@ -93,7 +94,8 @@ def refiner_of_gradient(
         linear=source.linear.flatten(1, -2),
         terms=problem.seqlen_k if name == "dq" else problem.group * problem.seqlen_q,
         look=look,
-        count=multiplicity,
+        castings=lambda logs: (logs,),
+        across=lambda logs: (logs,),
         d=d,
     )
 
@@ -132,4 +134,5 @@ def _look_at_key(source: Source, rows: Rows, name: str, head: int, index: Tensor
 def _look(most: Tensor, errors: Tensor | None, values: Tensor, weight: Tensor) -> Look:
     assert errors is not None  # noqa: S101 -- a Refiner exists only where there is a cast
     cast = SLACK * errors[0].double()
-    return Look(most - cast @ weight.abs(), cast, values[0].abs().log(), weight)
+    sign = values[0].sign()
+    return Look(most - cast @ weight.abs(), cast, values[0].abs().log(), weight, sign)

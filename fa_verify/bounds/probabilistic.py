@@ -7,23 +7,32 @@ the sum: rows (keys, for dk and dv) whose error is below that need no further lo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
     from fa_verify.bounds.formats import Cast
 
-__all__ = ["Look", "Refiner", "blocked_multiplicity", "lambda_factor", "multiplicity"]
+__all__ = [
+    "BLOCKS",
+    "Look",
+    "Refiner",
+    "blockings",
+    "lambda_factor",
+    "multiplicity",
+    "shifts",
+]
 
 _CHUNK = 1 << 20  # elements of P that one look may hold
 _MOST_COUNTED = 256  # rows or keys a head whose multiplicity is counted; the rest fall back on det
-_BLOCKS = (16, 32, 64, 128, 256)
+BLOCKS = (16, 32, 64, 128, 256)
 
 
 def lambda_factor(elements: int, d: float) -> float:
@@ -48,28 +57,46 @@ def multiplicity(logs: Tensor, width: float, floor: float) -> Tensor:
     return (high - low).clamp_(min=1)
 
 
-def blocked_multiplicity(x: Tensor, block_n: int | None, width: float, floor: float) -> Tensor:
-    """The most over every admitted blocking and both key orders, of what is then cast; (B32).
+def blockings(x: Tensor, block_n: int | None) -> Iterator[Tensor]:
+    """Logarithms of P as it is cast: up to the row's maximum, and up to that of each block; (B32).
 
     Args:
         x: (rows, keys), S less any number per row.
         block_n: Keys a block if declared.
-        width: Half the window, relative.
-        floor: Logarithm of the smallest normal value of the cast.
     """
     top = x.amax(-1, keepdim=True)
-    worst = multiplicity(x - top.masked_fill(top == -torch.inf, 0.0), width, floor)
+    yield x - top.masked_fill(top == -torch.inf, 0.0)
+    for block, peaks in _peaks(x, block_n):
+        running = peaks.cummax(-1).values
+        running.masked_fill_(running == -torch.inf, 0.0)
+        yield x - running.repeat_interleave(block, -1)[..., : x.shape[-1]]
+        running = peaks.flip(-1).cummax(-1).values.flip(-1)
+        running.masked_fill_(running == -torch.inf, 0.0)
+        yield x - running.repeat_interleave(block, -1)[..., : x.shape[-1]]
+
+
+def shifts(x: Tensor, block_n: int | None) -> Iterator[Tensor]:
+    """The same, and up to what else is common to a row: lse, and stale maxima; (B42).
+
+    Args:
+        x: (rows, keys), S less any number per row.
+        block_n: Keys a block if declared.
+    """
+    yield x - x.logsumexp(-1, keepdim=True).nan_to_num_(neginf=0.0)
+    yield from blockings(x, block_n)
+    for _, peaks in _peaks(x, block_n):
+        for order in (peaks, peaks.flip(-1)):
+            first = (order > -torch.inf).to(torch.uint8).argmax(-1, keepdim=True)
+            yield x - order.gather(-1, first).nan_to_num_(neginf=0.0)
+
+
+def _peaks(x: Tensor, block_n: int | None) -> Iterator[tuple[int, Tensor]]:
+    """Every admitted block, and the largest of each block's keys."""
     n = x.shape[-1]
-    for block in (block_n,) if block_n else _BLOCKS:
-        if block >= n:
-            continue
-        padded = torch.nn.functional.pad(x, (0, -n % block), value=-torch.inf)
-        peaks = padded.reshape(padded.shape[0], -1, block).amax(-1)
-        for running in (peaks.cummax(-1).values, peaks.flip(-1).cummax(-1).values.flip(-1)):
-            running.masked_fill_(running == -torch.inf, 0.0)
-            cast = x - running.repeat_interleave(block, -1)[..., :n]
-            worst = torch.maximum(worst, multiplicity(cast, width, floor))
-    return worst
+    for block in (block_n,) if block_n else BLOCKS:
+        if block < n:
+            padded = torch.nn.functional.pad(x, (0, -n % block), value=-torch.inf)
+            yield block, padded.reshape(padded.shape[0], -1, block).amax(-1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,12 +108,14 @@ class Look:
         errors: (rows, terms), at most what the cast adds to each term.
         logs: (rows, terms), logarithms of what is cast (of o: up to the block's maximum).
         weight: (terms, dim), what the terms multiply.
+        sign: (rows, terms), of what is cast; None: it is positive.
     """
 
     rest: Tensor
     errors: Tensor
     logs: Tensor
     weight: Tensor
+    sign: Tensor | None = None
 
     def bound(self, factor: float, tiny: float, rows: Tensor, count: Tensor | None) -> Tensor:
         """Rest + factor sqrt(sum count errors^2 weight^2), the tiny in full; (B30), (B33)."""
@@ -114,7 +143,9 @@ class Refiner:
         linear: The tensor's bound before output rounding, (heads, rows, dim).
         terms: Length of the sums.
         look: ``look(head, rows)``.
-        count: Multiplicities of a look's logs, ``count(logs, width, floor)``.
+        castings: A look's logs up to what may be cast in their place, every admitted way of which
+            entries of one row differ.
+        across: The same, every way of which entries of different rows differ.
         d: Probability.
     """
 
@@ -123,8 +154,23 @@ class Refiner:
     linear: Tensor
     terms: int
     look: Callable[[int, Tensor], Look]
-    count: Callable[[Tensor, float, float], Tensor]
+    castings: Callable[[Tensor], Iterable[Tensor]]
+    across: Callable[[Tensor], Iterable[Tensor]]
     d: float
+
+    @property
+    def tiny(self) -> float:
+        """Logarithm of what is too small for its rounding to be random, as terms are; (B33)."""
+        return math.log(8 * self.cast.tiny * self.scale)
+
+    @property
+    def floor(self) -> float:
+        """Logarithm of the smallest normal number of the cast, as terms are."""
+        return math.log(self.cast.tiny / self.cast.unit * self.scale)
+
+    def chunks(self, index: Tensor) -> tuple[Tensor, ...]:
+        """Rows in portions that a look can hold."""
+        return torch.split(index, max(1, _CHUNK // self.terms))
 
     def refined(self, det: Tensor, error: Tensor) -> Tensor:
         """The probabilistic bound where it decides, det elsewhere.
@@ -144,10 +190,9 @@ class Refiner:
         if not bool(asked.any()):
             return det
         result = flat_det.clone()
-        chunk = max(1, _CHUNK // self.terms)
         for head in asked.any(-1).nonzero().flatten().tolist():
             left = _MOST_COUNTED
-            for index in torch.split(asked[head].nonzero().flatten(), chunk):
+            for index in self.chunks(asked[head].nonzero().flatten()):
                 allowed = flat_error[head, index] - rounding[head, index]
                 bound, counted = self._decided(head, index, allowed, factor, left)
                 left -= counted
@@ -161,14 +206,17 @@ class Refiner:
 
         Counting can only raise the bound, so rows within the uncounted one are done.
         """
-        tiny = math.log(8 * self.cast.tiny * self.scale)
-        look, most = self.look(head, index), self.linear[head, index]
+        look, most, tiny = self.look(head, index), self.linear[head, index], self.tiny
         bound = look.bound(factor, tiny, torch.arange(len(index), device=index.device), None)
         over = (allowed > bound).any(-1).nonzero().flatten()
         counted, uncounted = over[:budget], over[budget:]
         if len(counted):
-            floor = math.log(self.cast.tiny / self.cast.unit * self.scale)
-            count = self.count(look.logs[counted], self.cast.unit / 4, floor)
-            bound[counted] = look.bound(factor, tiny, counted, count)
+            counts = (
+                multiplicity(cast, self.cast.unit / 4, self.floor)
+                for cast in self.castings(look.logs[counted])
+            )
+            bound[counted] = look.bound(
+                factor, tiny, counted, functools.reduce(torch.maximum, counts)
+            )
         bound[uncounted] = most[uncounted]
         return torch.minimum(bound, most), len(counted)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from fa_verify.checks import (
+    bias,
     contract,
     invariants,
     memory,
@@ -32,6 +33,7 @@ ALL: tuple[Check, ...] = (
     memory.unwritten,
     nonfinite.check,
     numerics.check,
+    bias.check,
     invariants.hull,
     invariants.value_gradient_sum,
     reruns.check,

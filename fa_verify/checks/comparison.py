@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import bounds
-from fa_verify.trial import RUN_CASES, RUN_RISK
+from fa_verify.trial import TENSOR_RISK
 
 if TYPE_CHECKING:
     from fa_verify.bounds import Bounded
@@ -282,7 +282,7 @@ def _compute(trial: Trial) -> dict[str, Comparison]:
             x.k,
             x.v,
             x.do,
-            d=RUN_RISK / (5 * RUN_CASES),
+            d=TENSOR_RISK,
         )
     for bounded in gradients:
         if bounded.name in tensors:

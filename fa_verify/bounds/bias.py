@@ -1,0 +1,145 @@
+"""How far a right kernel's errors may lean one way, summed over a whole tensor; (B40) to (B42)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fa_verify.bounds.formats import Format
+    from fa_verify.bounds.probabilistic import Refiner
+
+__all__ = ["Allowance", "Phases", "allowance", "self_normalised"]
+
+_PARTS = 16  # of a spacing: how finely the place of a value between its neighbours is told
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a weighted sum of a right kernel's errors may be.
+
+    Attributes:
+        fixed: Of each row (key, for dk and dv): what may have one sign in every row.
+        variance: Of all the rest, roundings that go alike counted together.
+    """
+
+    fixed: Tensor
+    variance: float
+
+
+def self_normalised(rows: Tensor, fixed: Tensor, factor: float) -> float:
+    """By how much a sum of rows leaves what chance and ``fixed`` allow; negative: it does not.
+
+    Args:
+        rows: Sums that are symmetric and independent but for a part within ``fixed``; (B41).
+        fixed: As `Allowance.fixed`.
+        factor: Lambda.
+    """
+    total = rows.sum()
+    rows = torch.where(total < 0, -rows, rows)
+    # The part that explains most is fixed in every row, but where -fixed would raise the norm more.
+    norm = (rows - fixed).norm().clamp(min=1e-300)
+    turned = (2 * fixed * (factor * rows / norm - 1).clamp(min=0)).sum()
+    return float(total.abs() - fixed.sum() - factor * norm - turned)
+
+
+class Phases:
+    """Variance of a signed sum of rounding errors of which some go alike; (B42).
+
+    The error of rounding x is a saw tooth of where x lies between two neighbours of the format.
+    Values next to the same neighbour move together when what is rounded is scaled by an unknown
+    factor; others do not.
+    """
+
+    def __init__(self, like: Tensor, cells: int, parts: int = 1, floor: float = -math.inf) -> None:
+        """Start empty.
+
+        Args:
+            like: A tensor on the device of those that will be added.
+            cells: Parts of a binade whose values go together; for a cast, its spacings.
+            parts: How finely a place in a cell is told; 1: all in a cell round alike.
+            floor: Logarithm of the smallest normal value: below it cells grow no smaller.
+        """
+        self._cells, self._parts, self._least = cells, parts, floor / math.log(2)
+        self._sums = like.new_zeros(2, (cells + 1) * parts, dtype=torch.float64)
+        self._squares = 0.0
+
+    def add(self, logs: Tensor, errors: Tensor, alone: Tensor | None = None) -> None:
+        """Add values, as logarithms of their magnitude, and the most that each adds to the sum.
+
+        Args:
+            logs: Of the values.
+            errors: Shaped as logs.
+            alone: bool, where an error has nothing to do with the others; None: nowhere.
+        """
+        errors = errors.masked_fill(~logs.isfinite(), 0.0)
+        self._squares += float(errors.square().sum())
+        if alone is not None:
+            errors = errors.masked_fill(alone, 0.0)
+        binades = logs.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) / math.log(2)
+        place = torch.exp2(binades - binades.floor().clamp_(min=self._least))
+        place = torch.where(place < 1, place, place - 1) * (self._cells * self._parts)
+        for sums, shift in zip(self._sums, (0.0, self._parts / 2), strict=True):
+            index = (place + shift).long().clamp_(0, len(sums) - 1)
+            sums.index_add_(0, index.flatten(), errors.flatten())
+
+    def variance(self) -> float:
+        """Of the sum of all that was added."""
+        n = self._parts
+        place = torch.arange(n, dtype=torch.float64, device=self._sums.device)
+        apart = (place[:, None] - place).abs() / n
+        apart = torch.minimum(apart, 1 - apart)
+        # The mean over both parts, each value anywhere in its own; at most 1 - 2/n + 1/n^2.
+        alike = 1 - 6 * apart + 6 * apart.square() + 1 / n**2
+        if n > 1:
+            alike.fill_diagonal_(1 - 2 / n + 1 / n**2)
+            alike /= 1 - 2 / n + 1 / n**2
+        else:
+            alike.fill_(1.0)
+        cells = self._sums.reshape(2, -1, n)
+        together = ((cells @ alike) * cells).sum((-1, -2))
+        if n > 1:  # values that share a place in their cells may be multiples of one number
+            places = cells.sum(1)
+            together = torch.maximum(together, ((places @ alike) * places).sum(-1))
+        return (float(together.max()) + self._squares) / 3
+
+
+def allowance(refiner: Refiner, reference: Tensor, out: Format, weights: Tensor) -> Allowance:
+    """What ``sum(weights * error)`` may be of a tensor whose casts are random; (B42).
+
+    Args:
+        refiner: Of the tensor.
+        reference: Exact values.
+        out: What they are rounded to in the end.
+        weights: Shaped as the tensor.
+    """
+    weights, reference = (x.reshape(refiner.linear.shape) for x in (weights, reference))
+    last = Phases(weights, round(0.5 / out.unit_roundoff), _PARTS, out.emin * math.log(2))
+    last.add(reference.abs().log(), weights * out.half_ulp(reference) * reference.sign())
+    fixed = weights.new_zeros(weights.shape[:2])
+    casts: list[Phases] = []
+    spacings = round(0.5 / refiner.cast.unit)
+    for head, rows in enumerate(weights):
+        for index in refiner.chunks(rows.abs().amax(-1).nonzero().flatten()):
+            if not len(index):
+                continue
+            look, weight = refiner.look(head, index), rows[index]
+            errors = look.errors * (weight @ look.weight.mT)
+            small = look.logs < refiner.tiny
+            fixed[head, index] = (weight.abs() * look.rest).sum(-1)
+            fixed[head, index] += errors.masked_fill(~small, 0.0).abs().sum(-1)
+            errors.masked_fill_(small, 0.0)
+            if look.sign is not None:
+                errors *= look.sign
+            for position, logs in enumerate(refiner.across(look.logs)):
+                if position == len(casts):
+                    casts.append(Phases(weights, spacings, _PARTS, refiner.floor))
+                # What p is taken relative to has p = 1, exactly.
+                casts[position].add(logs, errors, logs == 0 if look.sign is None else None)
+    cast = max((x.variance() for x in casts), default=0.0)
+    return Allowance(fixed, last.variance() + cast)

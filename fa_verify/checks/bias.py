@@ -1,0 +1,115 @@
+"""Errors that lean one way over a whole tensor, though each element is within its bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.bounds import self_normalised
+from fa_verify.checks.comparison import Comparison, comparisons
+from fa_verify.trial import RUN_CASES, RUN_RISK, TENSOR_RISK
+from fa_verify.verdict import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from fa_verify.trial import Trial
+
+__all__ = ["Lean", "check", "lean"]
+
+_FACTOR = math.sqrt(2 * math.log(2 / TENSOR_RISK))  # lambda of (B41)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lean:
+    """By what a tensor is off as a whole.
+
+    Attributes:
+        size: Of lse the mean error; else the part of the reference that the error is.
+        allowed: What a right kernel's may be.
+        rows: That it was seen in.
+    """
+
+    size: float
+    allowed: float
+    rows: int
+
+
+def check(trial: Trial) -> Iterator[Failure]:
+    """Fail where a tensor is off by a common factor (lse: by a common term), however little.
+
+    It holds with a stated probability on cases drawn independently of any search, and counts only
+    on such. Where an element is outside its bound that is said instead.
+    """
+    if not trial.independent:
+        return
+    for part in comparisons(trial).values():
+        if bool((part.ratio_prob > 1).any()) or bool(part.broken.any()):
+            continue
+        found = lean(part)
+        if found is None:
+            continue
+        what = "on average" if part.name == "lse" else "as a whole"
+        size = f"{found.size:+.3g}" if part.name == "lse" else f"{1 + found.size:.6g} times"
+        yield Failure(
+            check="numerics",
+            title=f"{part.name} leans one way",
+            message=(
+                f"{part.name} is {size} {what}, in {found.rows} rows; a right kernel's is off by "
+                f"at most {found.allowed:.2g} "
+                f"(odds for right kernels: {RUN_RISK:g} in a run of {RUN_CASES} cases)"
+            ),
+            tensor=part.name,
+            diagnosis=(
+                ""
+                if part.name == "lse"
+                else f"{part.name} is {1 + found.size:.4g} times what it should be"
+            ),
+        )
+
+
+def lean(part: Comparison) -> Lean | None:
+    """By what a tensor is off as a whole, if by more than a right kernel may be; (B40)."""
+    if part.bounded.bias is None:
+        return None
+    nearest = part.reference.to(getattr(torch, part.dtype)).double()
+    weights, counted = _weights(part, nearest)
+    signed = torch.where(counted, part.got - part.reference, 0.0)
+    moved = torch.where(counted, part.got - nearest, 0.0)
+    rows = (_rows(weights * signed), _rows(weights * moved))
+    nothing = torch.zeros(())
+    if not all(self_normalised(x, nothing, _FACTOR) > 0 for x in rows):  # cheap, and nearly always
+        return None
+    allowed = part.bounded.bias(weights)
+    error, jump = (float(x.sum()) for x in rows)
+    fixed = allowed.fixed.flatten()
+    alike = float(fixed.sum()) + _FACTOR * math.sqrt(allowed.variance)
+    excess = min(*(self_normalised(x, fixed, _FACTOR) for x in rows), abs(error) - alike)
+    if not excess > 0 or (error > 0) != (jump > 0):
+        return None
+    one = float((weights if part.name == "lse" else weights * part.reference)[counted].sum())
+    return Lean(error / one, (min(abs(error), abs(jump)) - excess) / one, int((rows[0] != 0).sum()))
+
+
+def _weights(part: Comparison, nearest: Tensor) -> tuple[Tensor, Tensor]:
+    """What errors are multiplied by, and where they count; (B40).
+
+    lse: all alike. Else r / (r^2 + the row's mean r^2), for which every row counts the same.
+    """
+    if part.name == "lse":
+        return part.judged.double(), part.judged
+    normal = part.reference.abs() >= torch.finfo(getattr(torch, part.dtype)).tiny
+    counted = part.judged & normal & nearest.isfinite()
+    size = torch.where(counted, part.reference, 0.0)
+    square = size.square()
+    below = square + square.mean(-1, keepdim=True)
+    return torch.where(counted, size / below, 0.0).nan_to_num(posinf=0.0, neginf=0.0), counted
+
+
+def _rows(x: Tensor) -> Tensor:
+    return (x if x.dim() < 4 else x.sum(-1)).flatten()

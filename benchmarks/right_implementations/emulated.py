@@ -19,8 +19,8 @@ sys.modules[_SPEC.name] = _MODULE
 _SPEC.loader.exec_module(_MODULE)
 Emulator = _MODULE.Emulator
 
-_WORK = 5e7  # multiply-adds that an emulator does in a fraction of a second
-_WORK_BY_STEPS = 4e5  # likewise where each instruction of a matrix unit is imitated
+_WORK = 2e6  # multiply-adds of a product: tens of milliseconds
+_WORK_BY_STEPS = 2e5  # likewise where each instruction of a matrix unit is imitated
 
 
 class Unrounded(Emulator):

@@ -23,7 +23,7 @@ from fa_verify.examples import Examples
 from fa_verify.record import CaseRecord, End, Shrunk, Start, Writer
 from fa_verify.report import files, table
 from fa_verify.report.summary import exit_code, summarise
-from fa_verify.trial import RUN_RISK
+from fa_verify.trial import RUN_CASES, RUN_RISK
 from fa_verify.verdict import Verdict
 from fa_verify.version import __version__
 
@@ -224,7 +224,7 @@ def start_line(targets: Sequence[str], seed: int, backend: str) -> Start:
         platform=platform.platform(),
         started=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         targets=tuple(targets),
-        false_alarm=RUN_RISK,
+        false_alarm=RUN_RISK / RUN_CASES,
     )
 
 

@@ -75,7 +75,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     platform: str
     started: str
     targets: tuple[str, ...]
-    false_alarm: float = 0.0  # probability that a whole run of right kernels has a failure
+    false_alarm: float = 0.0  # at most, the probability that a right kernel fails one case
 
 
 class CaseRecord(msgspec.Struct, frozen=True, kw_only=True, tag="case"):

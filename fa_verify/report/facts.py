@@ -40,7 +40,7 @@ class Facts:
         targets: What was asked for, sorted.
         seed: The seed.
         started: When, ISO 8601.
-        false_alarm: Probability that the whole run fails right kernels, by its own account.
+        false_alarm: Probability that right kernels fail anywhere in the whole run, at most.
         files: How many files (workers or runs) there were.
         complete: Every file has its last line; False means killed, or still running.
         seconds: Wall time, None when no file has its last line.
@@ -94,7 +94,9 @@ def gather(starts: Sequence[Start], ends: Sequence[End], cases: Sequence[CaseRec
         targets=tuple(sorted({target for start in starts for target in start.targets})),
         seed=_joined(str(start.seed) for start in starts),
         started=min((start.started for start in starts), default=""),
-        false_alarm=max((start.false_alarm for start in starts), default=0.0),
+        false_alarm=min(
+            1.0, max((start.false_alarm for start in starts), default=0.0) * len(cases)
+        ),
         files=max(len(starts), len(ends)),
         complete=bool(starts) and len(ends) >= len(starts),
         seconds=wall,

@@ -159,6 +159,8 @@ def verdict_lines(summary: Summary) -> Sequence[Text]:
     parts += [part for part in (facts.backend, facts.device) if part]
     if facts.seconds is not None and facts.rate is not None:
         parts.append(f"{text.duration(facts.seconds)}, {facts.rate:.1f} cases/s")
+    if facts.false_alarm:
+        parts.append(f"odds of a false alarm: {facts.false_alarm:.0e}")
     parts += [f"{stage} {text.duration(seconds)}" for stage, seconds in facts.stages]
     if parts:
         found.append(Text(text.clean(" | ".join(parts)), style="dim"))

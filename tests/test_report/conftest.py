@@ -145,7 +145,7 @@ def make_run(
             platform="Linux x86_64",
             started="2026-01-02T03:04:05+00:00",
             targets=("kernels",),
-            false_alarm=0.001,
+            false_alarm=1e-12,
         )
     ]
     for number in range(cases):

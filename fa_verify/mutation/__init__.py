@@ -89,8 +89,9 @@ def mutate(
     names = {prey.number: str(prey.case) for prey in hunt.cases}
     outcomes = [_outcome(quarry, names) for quarry in wanted]
     total = score(outcomes)
+    part = "" if len(wanted) == len(hunt.quarries) else f", {len(wanted)} of {len(hunt.quarries)}"
     headline = (
-        f"{100 * total.share:.1f}% of {total.killed + total.survived} mutants of {kernel.name} "
+        f"{100 * total.share:.1f}% of {total.killed + total.survived} mutants of {kernel.name}{part} "
         f"killed; {total.survived} survived, {total.equivalent} proven equivalent, "
         f"{total.invalid} invalid ({len(hunt.cases)} cases, "
         f"{time.monotonic() - begin:.0f} s on {workers} workers)"

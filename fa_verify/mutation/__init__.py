@@ -89,11 +89,11 @@ def mutate(
     names = {prey.number: str(prey.case) for prey in hunt.cases}
     outcomes = [_outcome(quarry, names) for quarry in wanted]
     total = score(outcomes)
-    part = "" if len(wanted) == len(hunt.quarries) else f", {len(wanted)} of {len(hunt.quarries)}"
+    all_of = "" if len(wanted) == len(hunt.quarries) else f"sampled from {len(hunt.quarries)}, "
     headline = (
-        f"{100 * total.share:.1f}% of {total.killed + total.survived} mutants of {kernel.name}{part} "
+        f"{100 * total.share:.1f}% of {total.killed + total.survived} mutants of {kernel.name} "
         f"killed; {total.survived} survived, {total.equivalent} proven equivalent, "
-        f"{total.invalid} invalid ({len(hunt.cases)} cases, "
+        f"{total.invalid} invalid ({all_of}{len(hunt.cases)} cases, "
         f"{time.monotonic() - begin:.0f} s on {workers} workers)"
     )
     unfit = [f"{why} [{case}]" for case, why in hunt.unfit]

@@ -20,19 +20,16 @@ from concurrent.futures import (
 )
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from fa_verify import distribution
 from fa_verify.backends.base import Setup
 from fa_verify.case import Case
-from fa_verify.diagnosis import SIMULATED
 from fa_verify.pool import Pool
 from fa_verify.record import CaseRecord, Shrunk
 from fa_verify.strategies import shrink
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from fa_verify.examples import Examples
     from fa_verify.kernel import Kernel
@@ -42,6 +39,7 @@ __all__ = ["Listener", "Plan", "drawn", "replay", "run"]
 # Cases drawn from one seed; the next shard's seed follows from the run's. A multiple of 2, 3, 4, 6
 # and 8, so that on CUDA a form meets one configuration only.
 _SHARD = 96
+_MOST_ALIKE = 2  # other failing cases that a cause must explain as well
 _CONFIGS = 840  # a multiple of every number of configurations up to 8
 # Compiled forms of each kernel in a CUDA run: a form costs some seconds to compile, a case that
 # needs no compiling some hundredths. Another seed of the run draws other forms.
@@ -139,7 +137,8 @@ def _shrink_all(
         if end is not None and time.monotonic() > end:
             return None
         listener.shrinking(record)
-        return _shrink(pool, kernel, record, plan)
+        mine = [other for whose, other in failed if whose is kernel]
+        return _shrink(pool, kernel, record, plan, mine)
 
     with ThreadPoolExecutor(plan.workers) as threads:
         started = [threads.submit(small, *item) for item in _distinct(failed, plan.shrinks)]
@@ -299,14 +298,26 @@ def _size(record: CaseRecord) -> int:
     return heads * (problem.seqlen_q + 1) * (problem.seqlen_k + 1) * problem.head_dim
 
 
-def _shrink(pool: Pool, kernel: Kernel, record: CaseRecord, plan: Plan) -> Shrunk:
-    """The smallest case found on which the kernel still fails in the same way."""
+def _shrink(
+    pool: Pool, kernel: Kernel, record: CaseRecord, plan: Plan, failed: Sequence[CaseRecord]
+) -> Shrunk:
+    """The smallest case found on which the kernel still fails in the same way, with its cause.
+
+    Args:
+        pool: Where cases run.
+        kernel: The kernel.
+        record: A case that failed.
+        plan: The campaign's.
+        failed: Every case on which the kernel failed.
+    """
     setup = Setup.parse(record.setup)
     wanted = {(f.check, f.title) for f in record.failures[:1]}
     best = record
 
-    def run(case: Case, **how: bool) -> CaseRecord:
-        return pool.result(pool.submit(kernel, case, setup, **how), kernel, case, setup)
+    def run(case: Case, *, search: bool, explain: bool = False) -> CaseRecord:
+        others = _alike(record, failed) if explain else ()
+        future = pool.submit(kernel, case, setup, search=search, explain=explain, others=others)
+        return pool.result(future, kernel, case, setup)
 
     def fails(case: Case) -> bool:
         nonlocal best
@@ -321,23 +332,15 @@ def _shrink(pool: Pool, kernel: Kernel, record: CaseRecord, plan: Plan) -> Shrun
     if found:
         shrink(case, fails, capabilities=kernel.takes, max_seconds=plan.shrink_seconds)
     explained = run(Case.parse(best.case), search=found, explain=True)
-    if not explained.failures:
-        return Shrunk(original=record.case, record=best)
-    if best is not record:
-        explained = _informed(explained, run(case, search=found, explain=True))
-    return Shrunk(original=record.case, record=explained)
+    return Shrunk(original=record.case, record=explained if explained.failures else best)
 
 
-def _informed(small: CaseRecord, original: CaseRecord) -> CaseRecord:
-    """The small case's record with the causes that only the original's many elements tell apart."""
-    causes = {
-        (f.check, f.title): f.diagnosis for f in original.failures if SIMULATED in f.diagnosis
-    }
-    failures = tuple(
-        msgspec.structs.replace(f, diagnosis=causes.get((f.check, f.title), f.diagnosis))
-        for f in small.failures
-    )
-    return msgspec.structs.replace(small, failures=failures)
+def _alike(record: CaseRecord, failed: Sequence[CaseRecord]) -> tuple[str, ...]:
+    """The case itself, and the smallest other ones that fail in the same way."""
+    wanted = {(f.check, f.title) for f in record.failures[:1]}
+    same = [r for r in failed if wanted & {(f.check, f.title) for f in r.failures}]
+    near = sorted((r for r in same if r is not record), key=_size)[:_MOST_ALIKE]
+    return tuple(r.case for r in (record, *near))
 
 
 def replay(kernel: Kernel, case: Case, setup: Setup, plan: Plan, *, drawn: bool) -> CaseRecord:

@@ -55,12 +55,13 @@ class Pool:
         *,
         search: bool = False,
         explain: bool = False,
+        others: tuple[str, ...] = (),
     ) -> Future[CaseRecord]:
         """Start one case; a case of a search is judged by det alone."""
         future: Future[CaseRecord] = self._pool.schedule(
             worker.run,
             args=(kernel.target, str(case), str(setup)),
-            kwargs={"independent": not search, "explain": explain},
+            kwargs={"independent": not search, "explain": explain, "others": others},
             timeout=self._timeout + _GRACE,
         )
         return future

@@ -15,6 +15,8 @@ from fa_verify.trial import Trial
 from fa_verify.verdict import Failure, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fa_verify.backends.base import Backend
     from fa_verify.case import Case
     from fa_verify.kernel import Kernel
@@ -30,6 +32,7 @@ def verify(
     *,
     independent: bool = True,
     explain: bool = False,
+    others: Sequence[Case] = (),
 ) -> CaseRecord:
     """Run a kernel on a case, check it, and say what was found.
 
@@ -40,7 +43,8 @@ def verify(
         backend: What runs it.
         independent: The case was drawn independently of any search, so that the probabilistic
             bound counts; a shrunken or replayed case is judged by the deterministic bound alone.
-        explain: Look for the likely cause of each failure (it costs a few reference runs).
+        explain: Look for the likely cause of each failure (it runs some cases beside this one).
+        others: Cases on which the kernel fails likewise, for the cause must explain them too.
 
     Returns:
         The record. A fault of the harness itself is the verdict `error`, never an exception.
@@ -48,7 +52,7 @@ def verify(
     start = time.perf_counter()
     trial = Trial(kernel, case, setup, backend, independent=independent)
     try:
-        verdict, reason, failures, stats = _judge(trial, explain=explain)
+        verdict, reason, failures, stats = _judge(trial, explain=explain, others=others)
         execution = trial.execution_so_far
     except Exception:  # noqa: BLE001 - whatever broke here is ours: report it as such
         verdict, reason = Verdict.ERROR, traceback.format_exc(limit=-6)
@@ -94,7 +98,7 @@ def _possible(execution: Execution | None) -> tuple[str, ...]:
 
 
 def _judge(
-    trial: Trial, *, explain: bool
+    trial: Trial, *, explain: bool, others: Sequence[Case]
 ) -> tuple[Verdict, str, tuple[Failure, ...], dict[str, checks.TensorStats]]:
     kernel, case = trial.kernel, trial.case
     declared = kernel.capabilities
@@ -113,7 +117,7 @@ def _judge(
     stats = checks.statistics(trial)
     if failures:
         if explain:
-            failures = tuple(diagnosis.diagnose(trial, failures))
+            failures = tuple(diagnosis.diagnose(trial, failures, others))
         return Verdict.FAIL, "", failures, stats
     if not stats:
         msg = f"{trial.backend.device}: the execution returned neither a result nor an error"

@@ -57,7 +57,13 @@ def _kernel(target: str) -> Kernel:
 
 
 def run(
-    target: str, case: str, setup: str, *, independent: bool = True, explain: bool = False
+    target: str,
+    case: str,
+    setup: str,
+    *,
+    independent: bool = True,
+    explain: bool = False,
+    others: tuple[str, ...] = (),
 ) -> CaseRecord:
     """Verify the kernel at ``target`` on one case; all arguments are text."""
     parsed = Setup.parse(setup)
@@ -68,4 +74,5 @@ def run(
         _backend(parsed.backend),
         independent=independent,
         explain=explain,
+        others=tuple(map(Case.parse, others)),
     )

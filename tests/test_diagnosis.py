@@ -182,8 +182,8 @@ DEFECTS = (
     (CAP, "no softcap", "the softcap is missing"),
     (GQA, "modulo heads", "query head h reads key head h % heads_kv"),
     (FULL, "scale 0.3", "softmax_scale is 0.3 instead of 0.1118"),
-    (FULL, "ln 2 of four digits", "lse is 0.99993 times what it should be"),
-    (ONES, "o by 1.001", "o is 1.001 times what it should be"),
+    (FULL, "ln 2 of four digits", "lse is 0.99993 times what is due"),
+    (ONES, "o by 1.001", "o is 1.001 times what is due"),
     (FULL, "causal unasked", "keys are hidden as if the mask were causal"),
     (TALL, "o of empty rows", "rows that see no key are not treated apart"),
     (BFLOAT16, "q prescaled", "q is multiplied by softmax_scale and rounded to bfloat16"),
@@ -196,8 +196,8 @@ BACKWARD_DEFECTS = (
     (GQA, "last head of the group", "dk and dv hold only the group's last query head"),
     (CAP, "no slope", "the softcap's derivative 1 - tanh^2 is missing"),
     (CAP, "slope of |tanh|", "the softcap's derivative is wrong"),
-    (FULL, "dq negated", "dq is negated: its sign is wrong"),
-    (FULL, "dk tail unscaled", "dk is lacking the factor softmax_scale in columns 64..79 alone"),
+    (FULL, "dq negated", "dq is negated: the sign is wrong"),
+    (FULL, "dk tail unscaled", "columns 64..79 of dk alone are lacking the factor softmax_scale"),
     (FULL, "dk and dv swapped", "dk and dv are returned in each other's place"),
 )
 
@@ -264,7 +264,7 @@ def test_incidents_name_the_axis_whose_bound_is_missing():
     write = incident(kind="out-of-bounds-write", argument="lse", coordinates=(0, 1, 40))
     assert "the store of lse writes row 40 of 40" in explain(write, (), problem)
     neighbour = incident(kind="neighbour-read", coordinates=(0, 1, 0, 0))
-    assert "the load of k runs over the end of one head" in explain(neighbour, (), problem)
+    assert "the load of k reaches another head's elements" in explain(neighbour, (), problem)
     race = incident(kind="race", argument="lse", coordinates=(0, 1, 0))
     assert "the store of lse is not masked" in explain(race, (race, write), problem)
     read = incident(kind="race", argument="dq", detail="reads what another program writes")

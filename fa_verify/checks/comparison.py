@@ -11,6 +11,7 @@ import math
 import weakref
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fa_verify import bounds
@@ -184,8 +185,8 @@ class Comparison:
         """Index of the largest ratio; () for an empty tensor."""
         if not ratio.numel():
             return ()
-        flat = int(ratio.flatten().argmax())
-        return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), ratio.shape))
+        flat = int(ratio.flatten().argmax())  # torch.unravel_index imports sympy: seconds
+        return tuple(int(i) for i in np.unravel_index(flat, ratio.shape))
 
 
 def observed(trial: Trial) -> dict[str, torch.Tensor]:

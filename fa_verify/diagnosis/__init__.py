@@ -1,41 +1,58 @@
 """Diagnosis: the likely cause of a failure, in a sentence, from its place and by simulation.
 
-`diagnose` reads a failing trial; it runs the kernel no further.
+`diagnose` reads a failing trial, and runs the kernel on a few cases beside it: a cause must explain
+all that fail and be idle on all that pass.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
-from fa_verify.diagnosis import explain, incidents, patterns
+from fa_verify.diagnosis import explain, incidents, patterns, witnesses
 from fa_verify.diagnosis.evidence import gather
-from fa_verify.diagnosis.explain import SIMULATED
+from fa_verify.diagnosis.explain import OR, SIMULATED
 from fa_verify.diagnosis.looser import looser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fa_verify.case import Case
     from fa_verify.diagnosis.evidence import Evidence
     from fa_verify.trial import Trial
     from fa_verify.verdict import Failure
 
-__all__ = ["SIMULATED", "diagnose"]
+__all__ = ["OR", "SIMULATED", "diagnose"]
 
 _FORWARD = ("o", "lse")
 _GRADIENTS = ("dq", "dk", "dv")
 _BY_VALUE = ("numerics", "nonfinite", "metamorphic")
+_FATAL = ("timeout", "crash", "contract")  # other cases would take as long, or end as badly
+_SECONDS = 4.0  # for other cases, and as many for hypotheses
 
 
-def diagnose(trial: Trial, failures: Sequence[Failure]) -> list[Failure]:
+def diagnose(
+    trial: Trial,
+    failures: Sequence[Failure],
+    others: Sequence[Case] = (),
+    *,
+    seconds: float = _SECONDS,
+) -> list[Failure]:
     """The failures, each with its likely cause where one is known; what fits nothing says where.
 
     Args:
         trial: The trial that they come from.
         failures: What the checks found.
+        others: Other cases on which the kernel fails likewise.
+        seconds: Spent on running other cases, and as many on trying causes; 0: no other case runs.
     """
     evidence = gather(trial)
-    causes = _causes(trial, evidence)
+    seen = [explain.Witness(trial, evidence)]
+    if seconds and not any(f.check in _FATAL for f in failures):
+        called = witnesses.call(trial, others, seconds)
+        seen += [explain.Witness(other, gather(other)) for other in called]
+    causes = _causes(seen, time.process_time() + (seconds or _SECONDS))
     return [
         failure
         if failure.diagnosis
@@ -60,14 +77,11 @@ class _Causes:
         return ""
 
 
-def _causes(trial: Trial, evidence: Evidence) -> _Causes:
-    forward = backward = None
-    holes = bool(trial.execution.unwritten)
-    if evidence.wrong(*_FORWARD) or (holes and "o" in trial.execution.unwritten):
-        forward = explain.forward(trial, evidence)
-    if evidence.wrong(*_GRADIENTS):
-        backward = explain.backward(trial, evidence, like=forward)
-    return _Causes(forward=forward, backward=backward)
+def _causes(seen: list[explain.Witness], end: float) -> _Causes:
+    forward = explain.explain(explain.Pass(names=_FORWARD, backward=False), seen, end)
+    like = "" if forward is None else forward.hypothesis.sentence
+    gradients = explain.Pass(names=_GRADIENTS, backward=True)
+    return _Causes(forward, explain.explain(gradients, seen, end, like))
 
 
 def _sentence(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) -> str:
@@ -107,10 +121,8 @@ def _value(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) 
         text = _unexplained(trial, name, evidence)
     if trial.execution.incidents or trial.execution.unwritten:
         return text
-    if found is None or found.hypothesis.rounding:
-        excuse = looser(trial, "" if found is None else found.hypothesis.sentence)
-        text = f"{text}; {excuse}" if excuse else text
-    return text
+    excuse = looser(trial, "" if found is None else found.hypothesis.sentence)
+    return f"{text}; {excuse}" if excuse else text
 
 
 def _unexplained(trial: Trial, name: str, evidence: Evidence) -> str:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Evidence", "Observation", "gather"]
 
-# A dense float64 model of 2^21 logits takes 16 MB and about 50 ms a hypothesis, of a hundred.
+# A dense float64 model of 2^17 logits takes some milliseconds a hypothesis, of some hundreds. What
+# is larger is cut down to its worst sequence, then to its worst key head; what is larger still is
+# simulated up to 2^21, one hypothesis after the other until there is no more time.
+_WANTED = 1 << 17
 _MAX_LOGITS = 1 << 21
 
 
@@ -38,11 +41,10 @@ class Observation:
     written: torch.Tensor
     wrong: torch.Tensor
 
-    def of_sequence(self, index: int) -> Observation:
-        """The part of one sequence."""
-        one = slice(index, index + 1)
+    def part(self, sequence: slice, heads: slice = slice(None)) -> Observation:
+        """The part of some sequences and heads."""
         return Observation(
-            **{f.name: getattr(self, f.name)[one] for f in dataclasses.fields(Observation)}
+            **{f.name: getattr(self, f.name)[sequence, heads] for f in dataclasses.fields(self)}
         )
 
 
@@ -51,7 +53,7 @@ class Evidence:
     """Inputs and observations of a trial, all float64 on the CPU.
 
     Attributes:
-        problem: Of one sequence when the whole was too large to simulate.
+        problem: Of one sequence, or one key head of it, when the whole was too large to simulate.
         q, k, v, do: The inputs; do is None for a forward pass.
         seen: Observations by name.
         whole: Nothing was left out.
@@ -67,6 +69,11 @@ class Evidence:
     whole: bool
     small: bool
 
+    @property
+    def wrongs(self) -> int:
+        """How many elements are wrong."""
+        return sum(int(observation.wrong.sum()) for observation in self.seen.values())
+
     def wrong(self, *names: str) -> bool:
         """Whether any of these tensors has a wrong element."""
         return any(name in self.seen and bool(self.seen[name].wrong.any()) for name in names)
@@ -78,13 +85,23 @@ def gather(trial: Trial) -> Evidence:
     seen = {name: _observation(trial, part) for name, part in comparisons(trial).items()}
     x = {name: tensor.cpu().to(torch.float64) for name, tensor in trial.pristine.named()}
     x.setdefault("do", torch.empty(0))
-    logits = problem.heads_q * problem.seqlen_q * problem.seqlen_k
-    whole = problem.batch * logits <= _MAX_LOGITS
+    area = problem.seqlen_q * problem.seqlen_k
+    whole = problem.batch * problem.heads_q * area <= _WANTED
     if not whole:
-        chosen = _worst_sequence(seen)
-        problem = dataclasses.replace(problem, batch=1)
-        seen = {name: observation.of_sequence(chosen) for name, observation in seen.items()}
-        x = {name: tensor[chosen : chosen + 1] for name, tensor in x.items()}
+        sequence, head = _worst(seen, problem)
+        one = slice(sequence, sequence + 1)
+        keep = problem.heads_q * area <= _WANTED
+        group = slice(None) if keep else slice(head * problem.group, (head + 1) * problem.group)
+        kv = slice(None) if keep else slice(head, head + 1)
+        heads = {name: kv if name in ("k", "v", "dk", "dv") else group for name in (*seen, *x)}
+        problem = dataclasses.replace(
+            problem,
+            batch=1,
+            heads_q=problem.heads_q if keep else problem.group,
+            heads_kv=problem.heads_kv if keep else 1,
+        )
+        seen = {name: observation.part(one, heads[name]) for name, observation in seen.items()}
+        x = {name: t[one, heads[name]] if t.ndim == 4 else t for name, t in x.items()}
     return Evidence(
         problem=problem,
         q=x["q"],
@@ -93,7 +110,7 @@ def gather(trial: Trial) -> Evidence:
         do=x["do"] if x["do"].ndim == 4 else None,
         seen=seen,
         whole=whole,
-        small=logits <= _MAX_LOGITS,
+        small=problem.heads_q * area <= _MAX_LOGITS,
     )
 
 
@@ -114,7 +131,10 @@ def _observation(trial: Trial, part: Comparison) -> Observation:
     )
 
 
-def _worst_sequence(seen: dict[str, Observation]) -> int:
-    """The sequence with most wrong elements."""
-    counts = [o.wrong.flatten(1).sum(dim=1) for o in seen.values()]
-    return int(torch.stack(counts).sum(dim=0).argmax()) if counts else 0
+def _worst(seen: dict[str, Observation], problem: Problem) -> tuple[int, int]:
+    """The sequence and the key head in it with most wrong elements."""
+    counts = torch.zeros(problem.batch, problem.heads_kv, dtype=torch.int64)
+    for observation in seen.values():
+        wrong = observation.wrong.flatten(2).sum(dim=2)
+        counts += wrong.reshape(problem.batch, problem.heads_kv, -1).sum(dim=2)
+    return divmod(int(counts.argmax()), problem.heads_kv)

@@ -5,40 +5,87 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fa_verify.diagnosis.evidence import Evidence, Observation
+    from fa_verify.problem import Problem
 
-__all__ = ["multiples", "scale_in_lse"]
+__all__ = ["fitted", "multiples", "scale_in_lse"]
 
 _ENOUGH = 16  # elements: through a few of them some factor always fits
 _LIKE = 0.02  # how near a factor must lie to one that has a name
 
 
+_SETS = (
+    ("o",),
+    ("lse",),
+    ("dq",),
+    ("dk",),
+    ("dv",),
+    ("dk", "dv"),
+    ("dq", "dk"),
+    ("dq", "dk", "dv"),
+)
+
+
 def multiples(
-    evidence: Evidence, names: Sequence[str], scale: float
+    evidence: Evidence, names: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Sentences and predictions for the one tensor among `names` that is wrong, if it is one."""
+    """Sentences and predictions of results that are a known number times what they should be."""
+    group = evidence.problem.group
+    known = [
+        (-1.0, "negated: the sign is wrong"),
+        (2.0, "twice what is due: added twice, or into what was not zeroed"),
+    ]
+    if group > 1:
+        known.append((1 / group, "divided by the group's size: a mean where a sum is due"))
+    right = {name: evidence.seen[name].reference for name in names if name in evidence.seen}
+    for some in _SETS:
+        if set(some) <= set(right):
+            for factor, text in known:
+                verb = "is" if len(some) == 1 else "are"
+                yield f"{_listed(some)} {verb} {text}", right | {n: right[n] * factor for n in some}
+
+
+def fitted(
+    evidence: Evidence, names: Sequence[str]
+) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """The same with the number that fits the results, for those tensors that are wrong."""
     wrong = [name for name in names if evidence.wrong(name)]
-    if len(wrong) != 1:
+    factors = [_factor(evidence.seen[name]) for name in wrong]
+    found = [factor for factor in factors if factor is not None]
+    if not found or len(found) < len(wrong):
         return
-    (name,) = wrong
-    seen = evidence.seen[name]
-    factor = _factor(seen)
-    if factor is None:
+    factor = found[0]
+    if any(abs(other - factor) > _LIKE * abs(factor) for other in found):
         return
-    yield f"{name} is {_named(factor, scale)}", {name: seen.reference * factor}
-    if seen.wrong.ndim == 4:
+    verb = "is" if len(wrong) == 1 else "are"
+    text = f"{factor:.5g} times what is due: a factor is wrong or has too few digits"
+    values = {name: evidence.seen[name].reference * factor for name in wrong}
+    yield f"{_listed(wrong)} {verb} {text}", values
+    seen = evidence.seen[wrong[0]]
+    if len(wrong) == 1 and seen.wrong.ndim == 4:
         columns = seen.wrong.any(dim=2).any(dim=1).any(dim=0)
         first = int(columns.nonzero()[0])
         if first and bool(columns[first:].float().mean() > 0.5):
             value = seen.reference.clone()
             value[..., first:] *= factor
-            text = f"{name} is {_named(factor, scale)} in columns {first}..{len(columns) - 1} alone"
-            yield text, {name: value}
+            tail = f"columns {first}..{len(columns) - 1} of {wrong[0]} alone are"
+            yield f"{tail} {_tail(factor, evidence.problem)}", {wrong[0]: value}
+
+
+def _tail(factor: float, problem: Problem) -> str:
+    if problem.scale and abs(factor * problem.scale - 1) <= _LIKE:
+        return "lacking the factor softmax_scale"
+    return f"{factor:.5g} times what is due"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(", ".join(names).rsplit(", ", 1))
 
 
 def _factor(seen: Observation) -> float | None:
@@ -50,19 +97,6 @@ def _factor(seen: Observation) -> float | None:
     got, reference = seen.got[usable], seen.reference[usable]
     large = reference.abs() >= reference.abs().median()
     return float((got[large] / reference[large]).median())
-
-
-def _named(factor: float, scale: float) -> str:
-    known = (
-        (-1.0, "negated: its sign is wrong"),
-        (2.0, "twice what it should be: it is added twice, or into what was not zeroed"),
-        (1 / scale if scale else math.inf, "lacking the factor softmax_scale"),
-        (scale, "multiplied by softmax_scale once too often"),
-    )
-    for value, text in known:
-        if abs(factor - value) <= _LIKE * abs(value) and abs(value - 1) > _LIKE:
-            return text
-    return f"{factor:.5g} times what it should be: a factor is wrong or has too few digits"
 
 
 def scale_in_lse(evidence: Evidence) -> list[float]:
@@ -80,7 +114,7 @@ def scale_in_lse(evidence: Evidence) -> list[float]:
     if not bool(usable.any()):
         return []
     size = torch.where(usable, (hi - lo).expand(usable.shape), -1)
-    batch, head, row = (int(i) for i in torch.unravel_index(size.argmax(), size.shape))
+    batch, head, row = (int(i) for i in np.unravel_index(int(size.argmax()), size.shape))
     keys = evidence.k[batch, head // problem.group, int(lo[row]) : int(hi[row])]
     products = keys @ evidence.q[batch, head, row]
     got = float(lse.got[batch, head, row])

@@ -1,4 +1,4 @@
-"""Hypotheses: each known defect with what a kernel that has it would have written."""
+"""The hypotheses on one case: each known defect with what a kernel with it would have written."""
 
 from __future__ import annotations
 
@@ -8,51 +8,27 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from fa_verify.diagnosis import model
+from fa_verify.diagnosis import model, rows
+from fa_verify.diagnosis import splits as split_keys
 from fa_verify.diagnosis.addressing import read_by, written_by
-from fa_verify.diagnosis.defects import gradients, loops, online, row_loops, shared, skips
-from fa_verify.diagnosis.factors import multiples, scale_in_lse
-from fa_verify.diagnosis.model import RIGHT, Knobs
-from fa_verify.inputs import SPARSE
+from fa_verify.diagnosis.factors import fitted, multiples, scale_in_lse
+from fa_verify.diagnosis.gradients import gradients
+from fa_verify.diagnosis.hypothesis import Hypothesis, Prediction
+from fa_verify.diagnosis.knobs import RIGHT, Knobs
+from fa_verify.diagnosis.places import misplaced, zeros
+from fa_verify.diagnosis.shared import operands, shared, skips
+from fa_verify.diagnosis.softmax import formats, loops, loops_over_rows, softmax
+from fa_verify.diagnosis.strides import loads, stores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fa_verify.diagnosis.cause import Cause
     from fa_verify.diagnosis.evidence import Evidence
     from fa_verify.problem import Problem
     from fa_verify.trial import Trial
 
-__all__ = ["Hypothesis", "Prediction", "for_backward", "for_forward"]
-
-Strides = tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prediction:
-    """Tensors by name, where each says nothing, and where nobody would have written it."""
-
-    values: dict[str, torch.Tensor]
-    free: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    holes: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """A likely cause.
-
-    Attributes:
-        sentence: For the kernel's author.
-        predict: What the kernel would have written.
-        addressing: The cause is a wrong address, so it explains forbidden accesses as well.
-        rounding: The cause is a format, which a looser declaration could allow.
-        follows: The backward pass is right, given the o and lse that the forward pass wrote.
-    """
-
-    sentence: str
-    predict: Callable[[], Prediction]
-    addressing: bool = False
-    rounding: bool = False
-    follows: bool = False
+__all__ = ["for_backward", "for_forward", "right_backward", "right_forward"]
 
 
 def _declared(trial: Trial, problem: Problem, knobs: Knobs) -> Knobs:
@@ -66,12 +42,6 @@ def _declared(trial: Trial, problem: Problem, knobs: Knobs) -> Knobs:
     )
 
 
-def _rounds(knobs: Knobs) -> bool:
-    formats = (knobs.p_dtype, knobs.ds_dtype, knobs.acc_dtype, knobs.product_dtype, knobs.l_dtype)
-    more = (knobs.scores_dtype, knobs.dp_dtype, knobs.delta_dtype, knobs.prescaled)
-    return any(formats) or any(more)
-
-
 def _format(declared: str, problem: Problem) -> str:
     form = problem.dtype if declared == "input" else declared
     return "" if form == "float32" else form
@@ -81,147 +51,244 @@ def _tf32(trial: Trial) -> Literal["truncate", "nearest"]:
     return "nearest" if trial.setup.float_model == "tf32-rna" else "truncate"
 
 
+class _Forward:
+    """Predictions of o and lse for one trial."""
+
+    def __init__(self, trial: Trial, evidence: Evidence) -> None:
+        self.trial, self.evidence = trial, evidence
+        self.inputs = {"q": evidence.q, "k": evidence.k, "v": evidence.v}
+
+    def __call__(
+        self, knobs: Knobs = RIGHT, loaded: dict[str, torch.Tensor] | None = None
+    ) -> Prediction:
+        problem = self.evidence.problem
+        x = self.inputs | (loaded or {})
+        used = _declared(self.trial, problem, knobs)
+        values = model.forward(problem, x["q"], x["k"], x["v"], used)
+        free = {}
+        if knobs.head_dim_v is not None and knobs.head_dim_v < problem.head_dim_v:
+            free["o"] = torch.zeros_like(values["o"], dtype=torch.bool)
+            free["o"][..., knobs.head_dim_v :] = True
+        lost = model.key_heads(problem, knobs) >= problem.heads_kv  # what they read nobody knows
+        if bool(lost.any()):
+            for name, value in values.items():
+                free[name] = torch.zeros_like(value, dtype=torch.bool)
+                free[name][:, lost] = True
+        return Prediction(values, free)
+
+    def hypothesis(self, cause: Cause) -> Hypothesis:
+        return Hypothesis(
+            cause.sentence,
+            functools.partial(self, cause.knobs),
+            name=cause.name,
+            addressing=cause.knobs.kv_head != "divide",
+            rounding=cause.knobs.rounds,
+        )
+
+
+class _Backward:
+    """Predictions of dq, dk and dv for one trial, given the o and lse that it observed."""
+
+    def __init__(self, trial: Trial, evidence: Evidence) -> None:
+        self.trial, self.evidence = trial, evidence
+        assert evidence.do is not None  # noqa: S101 - for mypy: there are gradients
+        self.inputs = {"q": evidence.q, "k": evidence.k, "v": evidence.v, "do": evidence.do}
+        self.o = evidence.seen["o"].got
+        self.lse = evidence.seen["lse"].got if "lse" in evidence.seen else self._lse()
+
+    def _lse(self) -> torch.Tensor:
+        e = self.evidence
+        return model.forward(e.problem, e.q, e.k, e.v)["lse"]
+
+    def __call__(
+        self,
+        knobs: Knobs = RIGHT,
+        delta: torch.Tensor | None = None,
+        loaded: dict[str, torch.Tensor] | None = None,
+    ) -> Prediction:
+        problem = self.evidence.problem
+        x = self.inputs | (loaded or {})
+        used = _declared(self.trial, problem, knobs)
+        tensors = (x["q"], x["k"], x["v"], x["do"])
+        values = model.backward(problem, tensors, self.o, self.lse, used, delta=delta)
+        free = {}
+        if knobs.head_dim is not None:
+            for name in ("dq", "dk"):
+                free[name] = torch.zeros_like(values[name], dtype=torch.bool)
+                free[name][..., knobs.head_dim :] = True
+        return Prediction(values, free)
+
+    def hypotheses(self, cause: Cause, where: str) -> Iterator[Hypothesis]:
+        """One for the cause, and one for a kernel that keeps P at 1 or below, as many do."""
+        name = f"{where} {cause.name}" if cause.name else ""
+        for knobs in (cause.knobs, dataclasses.replace(cause.knobs, capped_p=True)):
+            yield Hypothesis(
+                f"{where} {cause.sentence}",
+                functools.partial(self, knobs),
+                name=name,
+                addressing=knobs.kv_head != "divide",
+                rounding=knobs.rounds,
+            )
+            if not knobs.exceeds:
+                return
+
+
+def right_forward(trial: Trial, evidence: Evidence) -> Prediction:
+    """What a right kernel writes."""
+    return _Forward(trial, evidence)()
+
+
+def right_backward(trial: Trial, evidence: Evidence) -> Prediction:
+    """What a right backward pass writes, given the observed o and lse."""
+    return _Backward(trial, evidence)()
+
+
 def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     """Causes of a wrong o or lse."""
-    problem = evidence.problem
-
-    def predictor(knobs: Knobs) -> Callable[[], Prediction]:
-        def predict() -> Prediction:
-            used = _declared(trial, problem, knobs)
-            values = model.forward(problem, evidence.q, evidence.k, evidence.v, used)
-            free = {}
-            if knobs.head_dim_v is not None and knobs.head_dim_v < problem.head_dim_v:
-                free["o"] = torch.zeros_like(values["o"], dtype=torch.bool)
-                free["o"][..., knobs.head_dim_v :] = True
-            return Prediction(values, free)
-
-        return predict
-
-    if evidence.whole and evidence.small:
-        yield from _forward_addresses(trial, evidence)
-    sources = (
-        shared(problem),
-        online(trial, problem),
-        skips(trial, problem),
-        loops(trial, problem),
-    )
-    for source in sources:
-        for sentence, knobs in source:
+    problem, config = evidence.problem, trial.execution.config
+    predict = _Forward(trial, evidence)
+    if evidence.whole:
+        yield from _forward_addresses(trial, predict)
+    yield from _by_values(evidence, ("o", "lse"))
+    for key in rows.missing_key(evidence):
+        text = f"key {key} is left out"
+        yield Hypothesis(text, functools.partial(predict, Knobs(without=(key, key + 1))))
+    for source in (
+        shared(problem, whole=evidence.whole),
+        softmax(config, problem),
+        skips(config, problem),
+        loops(config, problem),
+        operands(problem),
+        formats(config, problem),
+    ):
+        yield from map(predict.hypothesis, source)
+    for count, width in split_keys.splits(evidence):
+        for how, sentence in split_keys.MERGES.items():
             yield Hypothesis(
-                sentence,
-                predictor(knobs),
-                addressing=knobs.kv_head != "divide",
-                rounding=_rounds(knobs),
+                f"{sentence} ({count} splits)",
+                functools.partial(_merged, evidence, width, how),
+                name=sentence,
+                rounding=how in ("bfloat16", "float16"),
+                fitted=True,
             )
     for scale in scale_in_lse(evidence):
         text = f"softmax_scale is {scale:.5g} instead of {problem.scale:.5g}"
-        yield Hypothesis(text, predictor(Knobs(scale=scale)))
-    for text, values in multiples(evidence, ("o", "lse"), problem.scale):
+        known = functools.partial(predict, Knobs(scale=scale))
+        yield Hypothesis(text, known, name="another scale", fitted=True)
+    for sentence, values in rows.denominator(evidence):
+        known_values = functools.partial(Prediction, values)
+        yield Hypothesis(sentence, known_values, name="denominator", fitted=True)
+
+
+def _merged(evidence: Evidence, width: int, how: str) -> Prediction:
+    return Prediction(split_keys.merged(evidence, width, how))
+
+
+def _by_values(evidence: Evidence, names: tuple[str, ...]) -> Iterator[Hypothesis]:
+    """What the results themselves say: factors, other places, zeros."""
+    for text, values in multiples(evidence, names):
         yield Hypothesis(text, functools.partial(Prediction, values))
+    for text, values in fitted(evidence, names):
+        name = "a factor in a tail" if text.startswith("columns") else "a factor"
+        yield Hypothesis(text, functools.partial(Prediction, values), name=name, fitted=True)
+    for name, text, values in misplaced(evidence, names):
+        yield Hypothesis(text, functools.partial(Prediction, values), name=name, fitted=True)
+    for text, values in zeros(evidence, names):
+        yield Hypothesis(text, functools.partial(Prediction, values), name="zeros", fitted=True)
 
 
-def _forward_addresses(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
+def _forward_addresses(trial: Trial, predict: _Forward) -> Iterator[Hypothesis]:
     outputs, x = trial.execution.outputs, trial.pristine
-    if outputs is None or "o" not in evidence.seen or not evidence.seen["o"].got.numel():
+    if outputs is None or "o" not in predict.evidence.seen:
         return
-    problem, right = evidence.problem, tuple(outputs.o.stride())
-    knobs = _declared(trial, problem, RIGHT)
-    for name, other in (("q", x.q), ("k", x.k), ("v", x.v)):
-        wrong = (*other.stride()[:3], right[3])
+    right = tuple(outputs.o.stride())
+    for sentence, wrong in stores("o", outputs.o, {"q": x.q, "k": x.k, "v": x.v}):
 
         def written(wrong: tuple[int, ...] = wrong) -> Prediction:
-            values = model.forward(problem, evidence.q, evidence.k, evidence.v, knobs)
+            values = predict().values
             o, free, holes = written_by(values["o"], wrong, right)
             return Prediction(values | {"o": o}, {"o": free}, {"o": holes})
 
-        if wrong != right and max(wrong) < SPARSE:
-            yield Hypothesis(f"o is addressed with {name}'s strides", written, addressing=True)
-    for mine, theirs in (("k", "v"), ("v", "k"), ("q", "k"), ("k", "q")):
-        tensor, strides = getattr(x, mine), getattr(x, theirs).stride()
-
-        def read(name: str = mine, strides: tuple[int, ...] = strides) -> Prediction:
-            loaded = read_by(getattr(x, name).cpu(), strides)
-            mixed = {"q": evidence.q, "k": evidence.k, "v": evidence.v, name: loaded}
-            return Prediction(model.forward(problem, mixed["q"], mixed["k"], mixed["v"], knobs))
-
-        if tensor.stride()[:3] != strides[:3]:
-            text = f"{mine} is addressed with {theirs}'s strides"
-            yield Hypothesis(text, read, addressing=True)
-        if theirs in ("q", "k") and tensor.stride(3) != 1:
-            text = f"the columns of {mine} are taken to be contiguous"
-            strides = (*tensor.stride()[:3], 1)
-            yield Hypothesis(text, functools.partial(read, mine, strides), addressing=True)
+        yield Hypothesis(sentence, written, addressing=True)
+    if predict.evidence.problem.head_dim == predict.evidence.problem.head_dim_v:
+        crossed = {"k": read_by(x.k.cpu(), x.v.stride()), "v": read_by(x.v.cpu(), x.k.stride())}
+        text = "k and v are addressed with each other's strides"
+        yield Hypothesis(text, functools.partial(predict, loaded=crossed), addressing=True)
+    for sentence, name, loaded in loads(x, ("q", "k", "v")):
+        yield Hypothesis(
+            sentence, functools.partial(predict, loaded={name: loaded}), addressing=True
+        )
 
 
 def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     """Causes of wrong gradients, given the observed o and lse."""
-    problem = evidence.problem
+    problem, config = evidence.problem, trial.execution.config
     if evidence.do is None or "o" not in evidence.seen:
         return
-    right = model.forward(problem, evidence.q, evidence.k, evidence.v)
-    o = evidence.seen["o"].got
-    lse = evidence.seen["lse"].got if "lse" in evidence.seen else right["lse"]
-    do = evidence.do
-
-    def predictor(
-        knobs: Knobs, do: torch.Tensor = do, delta: torch.Tensor | None = None
-    ) -> Callable[[], Prediction]:
-        def predict() -> Prediction:
-            used = _declared(trial, problem, knobs)
-            tensors = (evidence.q, evidence.k, evidence.v, do)
-            values = model.backward(problem, tensors, o, lse, used, delta=delta)
-            free = {}
-            if knobs.head_dim is not None:
-                for name in ("dq", "dk"):
-                    free[name] = torch.zeros_like(values[name], dtype=torch.bool)
-                    free[name][..., knobs.head_dim :] = True
-            return Prediction(values, free)
-
-        return predict
-
+    predict = _Backward(trial, evidence)
     yield Hypothesis(
         "the gradients are right for the o and lse that the forward pass wrote",
-        predictor(RIGHT),
+        predict,
         follows=True,
     )
-    if evidence.whole and evidence.small:
-        yield from _backward_addresses(trial, evidence, predictor)
-    for source in (gradients(problem), shared(problem), skips(trial, problem)):
-        for sentence, knobs in source:
-            text = f"in the backward pass, {sentence}"
-            yield Hypothesis(text, predictor(knobs), rounding=_rounds(knobs))
-            if _moves_mask(knobs):
-                capped = dataclasses.replace(knobs, capped_p=True)
-                yield Hypothesis(text, predictor(capped))
-    yield from _one_kernel(trial, evidence, predictor)
-    for text, values in multiples(evidence, ("dq", "dk", "dv"), problem.scale):
-        yield Hypothesis(text, functools.partial(Prediction, values))
-    if problem.shape_k == problem.shape_v:
-        yield Hypothesis("dk and dv are returned in each other's place", _swapped(predictor(RIGHT)))
-
-
-def _one_kernel(
-    trial: Trial, evidence: Evidence, predictor: Callable[[Knobs], Callable[[], Prediction]]
-) -> Iterator[Hypothesis]:
-    """Causes in the kernel of dq, or in that of dk and dv, where the other's results are right."""
-    problem = evidence.problem
-    sides = (
-        (("dq",), ("dk", "dv"), [*loops(trial, problem), *skips(trial, problem)]),
-        (("dk", "dv"), ("dq",), [*loops(trial, problem), *row_loops(trial, problem)]),
+    yield from _by_values(evidence, ("dq", "dk", "dv"))
+    if evidence.whole:
+        yield from _backward_addresses(trial, predict)
+    sources = (
+        gradients(problem),
+        shared(problem, whole=evidence.whole),
+        skips(config, problem),
+        loops(config, problem),
+        operands(problem),
     )
-    for names, others, causes in sides:
-        if evidence.wrong(*others):
+    for source in sources:
+        for cause in source:
+            yield from predict.hypotheses(cause, "in the backward pass,")
+    yield from _first_block(predict)
+    yield from _one_kernel(predict, config)
+    for text, values in rows.other_delta(evidence, predict().values, predict.lse):
+        known = functools.partial(Prediction, values)
+        yield Hypothesis(text, known, name="another delta", fitted=True)
+    if problem.shape_k == problem.shape_v:
+        yield Hypothesis("dk and dv are returned in each other's place", _swapped(predict))
+
+
+def _first_block(predict: _Backward) -> Iterator[Hypothesis]:
+    keys = predict.evidence.problem.seqlen_k
+    for block in (16, 32, 64, 128):
+        if block < keys:
+            at = torch.arange(keys) % block
+            loaded = {"k": predict.evidence.k[:, :, at], "v": predict.evidence.v[:, :, at]}
+            text = f"in the backward pass, every block of {block} keys reads the first block's k, v"
+            yield Hypothesis(text, functools.partial(predict, loaded=loaded))
+
+
+_SIDES = (
+    (("dq",), ("dk", "dv")),
+    (("dk", "dv"), ("dq",)),
+    (("dk",), ("dq", "dv")),
+    (("dv",), ("dq", "dk")),
+)
+
+
+def _one_kernel(predict: _Backward, config: str) -> Iterator[Hypothesis]:
+    """Causes in the kernel of dq, or in that of dk and dv, where the other's results are right."""
+    problem = predict.evidence.problem
+    for names, others in _SIDES:
+        if predict.evidence.wrong(*others) or not all(map(predict.evidence.wrong, names)):
             continue
-        for sentence, knobs in [*causes, *shared(problem)]:
-            text = f"in {' and '.join(names)}, {sentence}"
-            part = _only(names, predictor(RIGHT), predictor(knobs))
-            yield Hypothesis(text, part, addressing=knobs.kv_head != "divide")
-
-
-def _moves_mask(knobs: Knobs) -> bool:
-    """Whether other keys are visible than should be: their P, given a right lse, may exceed 1."""
-    moved = (knobs.shift, knobs.left, knobs.right, not knobs.masked, knobs.right_end is not None)
-    return any(moved)
+        causes = [
+            *gradients(problem),
+            *shared(problem, whole=predict.evidence.whole),
+            *loops(config, problem),
+        ]
+        causes += loops_over_rows(config, problem) if "dq" not in names else []
+        causes += [*skips(config, problem), *operands(problem)]
+        for cause in causes:
+            where = f"in {' and '.join(names)},"
+            for hypothesis in predict.hypotheses(cause, where):
+                part = _only(names, predict, hypothesis.predict)
+                yield dataclasses.replace(hypothesis, predict=part)
 
 
 def _only(
@@ -247,73 +314,34 @@ def _swapped(right: Callable[[], Prediction]) -> Callable[[], Prediction]:
     return predict
 
 
-def _backward_addresses(
-    trial: Trial,
-    evidence: Evidence,
-    predictor: Callable[[Knobs, torch.Tensor, torch.Tensor | None], Callable[[], Prediction]],
-) -> Iterator[Hypothesis]:
-    outputs, x = trial.execution.outputs, trial.pristine
-    if outputs is None or x.do is None or evidence.do is None or not x.do.numel():
-        return
-    yield from _stored_elsewhere(trial, evidence, predictor)
-    yield from _loaded_elsewhere(trial, evidence)
-    for name, other in (("o", outputs.o), ("q", x.q)):
-        strides = tuple(other.stride())
-        if strides[:3] != tuple(x.do.stride())[:3] or strides[3] != x.do.stride(3):
-            loaded = read_by(x.do.cpu(), strides)
-            text = f"do is addressed with {name}'s strides"
-            yield Hypothesis(text, predictor(RIGHT, loaded, None), addressing=True)
-            delta = (evidence.do * evidence.seen["o"].got).sum(dim=-1)
-            apart = f"{text}, though not for delta"
-            yield Hypothesis(apart, predictor(RIGHT, loaded, delta), addressing=True)
-
-
-def _stored_elsewhere(
-    trial: Trial,
-    evidence: Evidence,
-    predictor: Callable[[Knobs, torch.Tensor, torch.Tensor | None], Callable[[], Prediction]],
-) -> Iterator[Hypothesis]:
-    """Gradients stored by the strides of another tensor of their shape, or of a contiguous one."""
-    grads, x, do = trial.execution.grads, trial.pristine, evidence.do
-    if grads is None or do is None:
+def _backward_addresses(trial: Trial, predict: _Backward) -> Iterator[Hypothesis]:
+    outputs, grads, x = trial.execution.outputs, trial.execution.grads, trial.pristine
+    evidence = predict.evidence
+    if outputs is None or grads is None or evidence.do is None:
         return
     for name, other in (("dq", x.q), ("dk", x.k), ("dv", x.v)):
         tensor = getattr(grads, name)
-        strides = {f"{name[1:]}'s": tuple(other.stride())}
-        strides["a contiguous tensor's"] = tuple(torch.empty(other.shape, device="meta").stride())
-        for whose, wrong in strides.items():
-            if wrong == tuple(tensor.stride()) or max(wrong) >= SPARSE or not tensor.numel():
-                continue
+        right = tuple(tensor.stride())
+        for sentence, wrong in stores(name, tensor, {name[1:]: other}):
 
-            def written(name: str = name, wrong: Strides = wrong) -> Prediction:
-                values = predictor(RIGHT, do, None)().values
-                right = tuple(getattr(grads, name).stride())
+            def written(
+                name: str = name, wrong: tuple[int, ...] = wrong, right: tuple[int, ...] = right
+            ) -> Prediction:
+                values = predict().values
                 value, free, holes = written_by(values[name], wrong, right)
                 return Prediction(values | {name: value}, {name: free}, {name: holes})
 
-            yield Hypothesis(f"{name} is addressed with {whose} strides", written, addressing=True)
-
-
-def _loaded_elsewhere(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
-    """Inputs of the backward pass loaded by another's strides."""
-    problem, x, do = evidence.problem, trial.pristine, evidence.do
-    if do is None:
-        return
-    o = evidence.seen["o"].got
-    lse = evidence.seen["lse"].got if "lse" in evidence.seen else None
-    knobs = _declared(trial, problem, RIGHT)
-    for mine, theirs in (("v", "k"), ("k", "v"), ("q", "k"), ("k", "q")):
-        tensor, strides = getattr(x, mine), tuple(getattr(x, theirs).stride())
-        if lse is None or tuple(tensor.stride()) == strides:
-            continue
-
-        def read(
-            name: str = mine, strides: Strides = strides, lse: torch.Tensor = lse
-        ) -> Prediction:
-            mixed = {"q": evidence.q, "k": evidence.k, "v": evidence.v}
-            mixed[name] = read_by(getattr(x, name).cpu(), strides)
-            tensors = (mixed["q"], mixed["k"], mixed["v"], do)
-            return Prediction(model.backward(problem, tensors, o, lse, knobs))
-
-        text = f"in the backward pass, {mine} is addressed with {theirs}'s strides"
-        yield Hypothesis(text, read, addressing=True)
+            yield Hypothesis(sentence, written, addressing=True)
+    delta = (evidence.do * evidence.seen["o"].got).sum(dim=-1)
+    for sentence, name, loaded in loads(x, ("q", "k", "v", "do"), outputs.o):
+        wrongly = functools.partial(predict, loaded={name: loaded})
+        yield Hypothesis(f"in the backward pass, {sentence}", wrongly, addressing=True)
+        if name == "do":
+            apart = functools.partial(predict, delta=delta, loaded={name: loaded})
+            text = f"in the backward pass, {sentence}, though not for delta"
+            yield Hypothesis(text, apart, addressing=True)
+        for names, others in _SIDES[:2]:
+            if evidence.wrong(*others) or not evidence.wrong(*names):
+                continue
+            part = _only(names, predict, wrongly)
+            yield Hypothesis(f"in {' and '.join(names)}, {sentence}", part, addressing=True)

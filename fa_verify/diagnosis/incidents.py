@@ -26,8 +26,8 @@ _SENTENCES = {
         "an index times a stride needs 64 bits: widen a factor first, with .to(tl.int64)"
     ),
     "neighbour-read": (
-        "the load of {name} runs over the end of one head into the next: its mask is missing, "
-        "flat over all heads, or does not stop at the length"
+        "the load of {name} reaches another head's elements: its mask is missing or does not stop "
+        "at the length, or the index of a head is wrong"
     ),
     "uninitialised-read": (
         "{name} is read where nobody has written: it was allocated with torch.empty"
@@ -74,8 +74,8 @@ def _outside(incident: Incident, problem: Problem) -> str:
     where = incident.coordinates
     if shape is None or where is None or len(where) != len(shape):
         return (
-            f"no boundary handling: the {instruction} of {name} {verb} outside the tensor; its "
-            "mask is missing or wrong"
+            f"the {instruction} of {name} {verb} outside the tensor: its mask, an index or a "
+            "stride is wrong"
         )
     if "no mask" in incident.detail:
         return (
@@ -86,7 +86,13 @@ def _outside(incident: Incident, problem: Problem) -> str:
             if axis == _outermost(name, problem):
                 return (
                     f"no boundary handling: the {instruction} of {name} {verb} past the tensor's "
-                    "last element: its mask does not stop at the length, or a stride is wrong"
+                    "last element: its mask does not stop at the length, or an index or a stride "
+                    "is wrong"
+                )
+            if axis == 1:
+                return (
+                    f"the {instruction} of {name} {verb} head {where[1]} of {shape[1]}: the index "
+                    "of a head, or the offset made of it, is wrong"
                 )
             bound = ("batch", "heads", "seqlen_k" if key_like else "seqlen_q", "head_dim")[axis]
             return (

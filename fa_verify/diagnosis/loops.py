@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,21 +11,7 @@ if TYPE_CHECKING:
 
     from fa_verify.problem import Problem
 
-__all__ = ["blocks", "forward_loops", "row_loops", "visited"]
-
-
-def blocks(config: str) -> list[tuple[int, int]]:
-    """(BLOCK_M, BLOCK_N) of each launch that names both, in their order.
-
-    >>> blocks("fwd(BLOCK_M=64, BLOCK_N=32); bwd(BLOCK_N=64, BLOCK_M=16); merge(BLOCK_M=8)")
-    [(64, 32), (16, 64)]
-    """
-    found = []
-    for launch in re.findall(r"\(([^)]*)\)", config):
-        sizes = dict(re.findall(r"\b(BLOCK_[MN])=(\d+)", launch))
-        if len(sizes) == 2:
-            found.append((int(sizes["BLOCK_M"]), int(sizes["BLOCK_N"])))
-    return list(dict.fromkeys(found))
+__all__ = ["forward_loops", "row_loops", "visited"]
 
 
 def forward_loops(problem: Problem) -> Iterator[tuple[str, str]]:
@@ -49,6 +34,8 @@ def row_loops(problem: Problem) -> Iterator[tuple[str, str]]:
     """The same of loops over rows, which dk and dv have."""
     if problem.mask.causal or problem.mask.window_right is not None:
         yield "the loop over rows begins a block after the diagonal", "rows late"
+    if problem.mask.window_left is not None:
+        yield "the loop over rows ends one row too early under the window", "rows short"
     yield "the loop over rows is rounded down: its last, partial block is left out", "rows floor"
 
 
@@ -78,9 +65,10 @@ def visited(
         "begin late": -(-begin // block_n) * block_n,
         "begin at the query": first // block_n * block_n,
     }
-    ends = {
-        "end short": end - 1,
-        "end causal": last + problem.seqlen_k - problem.seqlen_q + 1,
+    diagonal = last + problem.seqlen_k - problem.seqlen_q + 1
+    ends = {  # a loop that ends inside a block visits all of the block
+        "end short": -(-(end - 1) // block_n) * block_n,
+        "end causal": -(-diagonal // block_n) * block_n,
         "end floor": end // block_n * block_n,
     }
     if loop in starts:
@@ -105,4 +93,6 @@ def _rows(
     if mask.window_left is not None:
         last = (first + block_n).clamp(max=problem.seqlen_k) - 1
         end = (last - shift + mask.window_left + 1).clamp(max=problem.seqlen_q)
+    if loop == "rows short":  # the last block is whole: what it visits is masked row by row
+        return rows < -(-(end - 1) // block_m) * block_m
     return rows < end // block_m * block_m

@@ -55,7 +55,7 @@ def _variants(declared: Arithmetic, dtype: str, cause: str) -> Iterator[tuple[st
         yield text, dataclasses.replace(declared, prescaled="q")
     if not cause and not declared.ds_from_rounded_p:
         yield "dS from the rounded P", dataclasses.replace(declared, ds_from_rounded_p=True)
-    if not cause and declared.exp2_ulps < _POLYNOMIAL_EXP2:
+    if "polynomial" in cause and declared.exp2_ulps < _POLYNOMIAL_EXP2:
         polynomial = dataclasses.replace(declared, exp2_ulps=_POLYNOMIAL_EXP2)
         yield "exp2 by a polynomial of degree 3", polynomial
 

@@ -30,6 +30,7 @@ class Fit:
     Attributes:
         explained: Share of all compared elements within the tolerance of the prediction, the least
             over the tensors.
+        reproduced: The same share of the wrong elements alone.
         gain: How many times closer wrong elements are to the prediction than to the reference (the
             median; the least over the tensors).
         overall: The same of the summed errors of all elements: a defect that disturbs everything a
@@ -37,6 +38,7 @@ class Fit:
     """
 
     explained: float
+    reproduced: float
     gain: float
     overall: float
 
@@ -60,7 +62,7 @@ def fit(
         free: Where the prediction says nothing, by name.
         dtype: Of the outputs.
     """
-    explained, gains, overall = 1.0, [], []
+    explained, reproduced, gains, overall = 1.0, 1.0, [], []
     for name, value in predicted.items():
         if name not in seen:
             continue
@@ -75,16 +77,23 @@ def fit(
         det = _number(observation.det[compared])
         tolerance = _GENEROUS * (det + 2 * unit * _number(expected).abs()) + 1e-300
         error = _distance(got, expected)
-        explained = min(explained, float((error <= tolerance).double().mean()))
+        near = (error <= tolerance).double()
+        explained = min(explained, float(near.mean()))
         wrong = observation.wrong[compared]
         if bool(wrong.any()):
+            reproduced = min(reproduced, float(near[wrong].mean()))
             before = _distance(got, observation.reference[compared]).clamp(max=1e300)
             after = torch.maximum(error.clamp(max=1e300), _FLOOR * tolerance)
             gains.append(float((before[wrong] / after[wrong]).median()))
             # Relative to the tolerance, and capped: one huge element must not speak for all.
             before, after = ((x / tolerance).clamp(max=1.0) for x in (before, after))
             overall.append(float(before.sum() / after.sum()))
-    return Fit(explained=explained, gain=min(gains, default=0.0), overall=min(overall, default=0.0))
+    return Fit(
+        explained=explained,
+        reproduced=reproduced,
+        gain=min(gains, default=0.0),
+        overall=min(overall, default=0.0),
+    )
 
 
 def _number(x: torch.Tensor) -> torch.Tensor:

@@ -203,19 +203,19 @@ OPERATORS: tuple[Operator, ...] = (
         name="wrong-key-head",
         defect="Query heads read the neighbouring key head.",
         inputs=_rolled_heads,
-        causes=("key head",),
+        causes=("the key head before their own",),
     ),
     Operator(
         name="last-row-zero",
         defect="The last row of o is 0.",
         outputs=_o(_without_last_row),
-        causes=("row",),
+        causes=("of o are 0: they are not computed",),
     ),
     Operator(
         name="o-times-1.001",
         defect="o is multiplied by 1.001.",
         outputs=_o(lambda _p, o: o * 1.001),
-        causes=("factor",),
+        causes=("o is 1.001", "o is 1.0009", "o is 1.0010", "o is 1.0011"),
     ),
     Operator(
         name="nan-at-the-end",
@@ -226,6 +226,7 @@ OPERATORS: tuple[Operator, ...] = (
         name="heads-swapped-in-o",
         defect="The heads of o are in another order.",
         outputs=_o(lambda _p, o: o.flip(1)),
+        causes=("the heads of o are in another order",),
     ),
     Operator(
         name="lse-in-base-2",
@@ -239,13 +240,14 @@ OPERATORS: tuple[Operator, ...] = (
         defect="lse of a row that sees no key is a large negative number.",
         outputs=_lse(lambda lse: lse.clamp(min=-1e30)),
         needs="lse",
+        causes=("rows that see no key are not treated apart",),
     ),
     Operator(
         name="dq-negated",
         defect="dq has the wrong sign.",
         grads=lambda _p, g: dataclasses.replace(g, dq=-g.dq),
         needs="backward",
-        causes=("sign",),
+        causes=("dq is negated",),
     ),
     Operator(
         name="dq-unscaled",
@@ -259,14 +261,14 @@ OPERATORS: tuple[Operator, ...] = (
         defect="dk and dv are returned in each other's place.",
         grads=_swapped,
         needs="backward",
-        causes=("each other",),
+        causes=("in each other's place",),
     ),
     Operator(
         name="dv-without-last-key",
         defect="dv of the last key is 0.",
         grads=_last_key_dropped,
         needs="backward",
-        causes=("key",),
+        causes=("of dv are 0: they are not computed",),
     ),
 )
 

@@ -14,6 +14,7 @@ __all__ = ["Outcome", "Totals", "named", "totals"]
 
 RIGHT, WRONG, UNKNOWN = "right", "wrong", "unknown"
 _UNEXPLAINED = "no known defect explains"
+_OR = "; or "  # before alternatives
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def named(diagnoses: Sequence[str], causes: Sequence[str]) -> tuple[str, str]:
     """The most likely cause that the failures' diagnoses name, and whether it is one of `causes`.
 
-    The first diagnosis that names any cause counts: it stands first in a report.
+    The first diagnosis that names any cause counts: it stands first in a report. What it names as
+    explaining the failure as well does not count.
 
     >>> named(["", "softmax_scale is missing"], ["softmax_scale is missing"])
     ('softmax_scale is missing', 'right')
@@ -70,7 +72,8 @@ def named(diagnoses: Sequence[str], causes: Sequence[str]) -> tuple[str, str]:
     """
     said = [text for text in diagnoses if text and not text.startswith(_UNEXPLAINED)]
     if said:
-        return said[0], RIGHT if any(cause in said[0] for cause in causes) else WRONG
+        first = said[0].partition(_OR)[0]
+        return said[0], RIGHT if any(cause in first for cause in causes) else WRONG
     return next((text for text in diagnoses if text), ""), UNKNOWN
 
 

@@ -1,0 +1,48 @@
+"""`Cause`: a known defect as a sentence for the kernel's author, and the model's knobs for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fa_verify.diagnosis.knobs import Knobs
+
+__all__ = ["Cause", "blocks", "sizes"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cause:
+    """One known defect on one case.
+
+    Attributes:
+        sentence: For the kernel's author, in the words of this case.
+        knobs: What the model must do.
+        name: The same for this defect on every case; "" stands for the sentence.
+    """
+
+    sentence: str
+    knobs: Knobs
+    name: str = ""
+
+
+def blocks(config: str) -> list[tuple[int, int]]:
+    """(BLOCK_M, BLOCK_N) of each launch that names both, in their order.
+
+    >>> blocks("fwd(BLOCK_M=64, BLOCK_N=32); bwd(BLOCK_N=64, BLOCK_M=16); merge(BLOCK_M=8)")
+    [(64, 32), (16, 64)]
+    """
+    found = []
+    for launch in re.findall(r"\(([^)]*)\)", config):
+        named = dict(re.findall(r"\b(BLOCK_[MN])=(\d+)", launch))
+        if len(named) == 2:
+            found.append((int(named["BLOCK_M"]), int(named["BLOCK_N"])))
+    return list(dict.fromkeys(found))
+
+
+def sizes(config: str, keys: int) -> list[int]:
+    """Keys a block to try: those that the launches name, or else the usual ones."""
+    named = [int(n) for n in re.findall(r"BLOCK_N\w*=(\d+)", config) if int(n) > 0]
+    usual = [n for n in (16, 32, 64, 128, 256) if n < 2 * keys or n == 16]
+    return list(dict.fromkeys(named)) or usual

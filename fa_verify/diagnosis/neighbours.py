@@ -1,0 +1,92 @@
+"""Cases beside a failing one: what also fails, and what does not, tells causes apart. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from fa_verify.case import Case, Values
+from fa_verify.layouts import BHSD
+from fa_verify.masks import FULL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.layouts import Layout
+    from fa_verify.masks import Mask
+
+__all__ = ["moderate", "simpler"]
+
+# Two to four of the usual blocks with a tail that no block size divides, so that tails, blocks and
+# diagonals are told apart; nine heads of it are 2^17 logits.
+_LENGTHS = (81, 149)
+_HEADS = 3  # key heads, and query heads of each: the ways to map the ones to the others differ
+_MOST_HEADS = 9
+_HIDES = 3  # a window is at least this much narrower than the keys
+
+
+def moderate(case: Case, *, plain: bool) -> Case:
+    """A case of moderate size with the features of this one.
+
+    Args:
+        case: One that failed.
+        plain: Standard normal values instead of its families.
+    """
+    rich = _rich(case)
+    return rich if plain else dataclasses.replace(rich, values=case.values)
+
+
+def simpler(case: Case) -> Iterator[Case]:
+    """The case without each of its features."""
+    p = case.problem
+    least = min(p.seqlen_q, p.seqlen_k)
+    for change in (
+        {"batch": 1, "heads_q": p.heads_kv * (_HEADS if p.group == 1 < p.heads_kv else 1)},
+        {"mask": FULL},
+        {"softcap": 0.0},
+        {"layout_q": BHSD, "layout_k": BHSD, "layout_v": BHSD, "layout_do": BHSD},
+        {"softmax_scale": None},
+        {"mask": dataclasses.replace(p.mask, alignment="bottom-right")},
+        {"seqlen_q": least, "seqlen_k": least},
+        {"head_dim_v": p.head_dim},
+        _apart(),
+        {"seqlen_q": 64, "seqlen_k": 128},
+    ):
+        problem = dataclasses.replace(p, **change)
+        if problem != p:
+            yield dataclasses.replace(case, problem=problem)
+
+
+def _apart() -> dict[str, Layout]:
+    """Layouts of which no two share a stride, so that whose were used shows."""
+    return {
+        "layout_q": BHSD,
+        "layout_k": dataclasses.replace(BHSD, pad=(0, 0, 8, 0)),
+        "layout_v": dataclasses.replace(BHSD, order="bshd", pad=(0, 0, 24, 0)),
+        "layout_do": dataclasses.replace(BHSD, order="bshd", pad=(0, 0, 40, 0)),
+    }
+
+
+def _rich(case: Case) -> Case:
+    p = case.problem
+    short, long = _LENGTHS
+    lengths = (long, short) if p.seqlen_q > p.seqlen_k else (short, long)
+    group = min(p.group, _HEADS)
+    heads_kv = min(p.heads_kv, _HEADS)
+    problem = dataclasses.replace(
+        p,
+        batch=min(p.batch, max(1, _MOST_HEADS // (heads_kv * group))),
+        heads_q=heads_kv * group,
+        heads_kv=heads_kv,
+        seqlen_q=lengths[0],
+        seqlen_k=lengths[1],
+        mask=_narrowed(p.mask, lengths[1] - _HIDES),
+    )
+    logits = case.values.logits if case.values.logits < 16 else 1.0
+    return dataclasses.replace(case, problem=problem, values=Values(logits=logits))
+
+
+def _narrowed(mask: Mask, most: int) -> Mask:
+    sides = (mask.window_left, mask.window_right)
+    left, right = (side if side is None else min(side, most) for side in sides)
+    return dataclasses.replace(mask, window_left=left, window_right=right)

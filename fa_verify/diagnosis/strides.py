@@ -1,0 +1,92 @@
+"""Wrong addresses: tensors loaded or stored by another's strides, sequences and heads mistaken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.diagnosis.addressing import read_by
+from fa_verify.inputs import SPARSE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fa_verify.inputs import Inputs
+
+__all__ = ["loads", "stores"]
+
+Strides = tuple[int, ...]
+
+
+def _slips(
+    name: str, tensor: torch.Tensor, others: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, Strides]]:
+    """Sentences and the strides by which a tensor could be addressed by mistake."""
+    b, h, n, d = tensor.stride()
+    for other, theirs in others.items():
+        text = f"{name} is addressed with {other}'s strides"
+        yield text, tuple(theirs.stride())
+        yield text, (*theirs.stride()[:3], d)
+        yield f"the rows of {name} are addressed with {other}'s stride", (b, h, theirs.stride(2), d)
+    contiguous = tuple(torch.empty(tensor.shape, device="meta").stride())
+    yield f"{name} is addressed with a contiguous tensor's strides", contiguous
+    yield f"the columns of {name} are taken to be contiguous", (b, h, n, 1)
+    yield f"{name}'s batch and head strides are swapped", (h, b, n, d)
+    yield f"{name}'s row and column strides are swapped", (b, h, d, n)
+
+
+def loads(
+    x: Inputs, names: str | tuple[str, ...], o: torch.Tensor | None = None
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Sentences, the input that is loaded wrongly, and what is loaded in its place.
+
+    Args:
+        x: The inputs.
+        names: Which inputs may be.
+        o: The output, whose strides do may be given.
+    """
+    for name in names:
+        tensor = getattr(x, name)
+        if tensor is None or not tensor.numel():
+            continue
+        kin = {"q": "k", "k": "qv", "v": "k", "do": "q"}[name]
+        others = {other: getattr(x, other) for other in kin}
+        if name == "do" and o is not None:
+            others = {"o": o, **others}
+        b, h, n, d = tensor.stride()
+        slips = list(_slips(name, tensor, others))
+        slips.append((f"{name} of the first sequence is read for every sequence", (0, h, n, d)))
+        slips.append((f"{name} of the first head is read for every head", (b, 0, n, d)))
+        if n > 0 and h % n:
+            text = f"the offset of a head of {name} is rounded down to whole rows"
+            slips.append((text, (b, h // n * n, n, d)))
+        right, sizes = tuple(tensor.stride()), tensor.shape
+        for sentence, wrong in slips:
+            if _same(wrong, right, sizes) or _extent(sizes, wrong) >= SPARSE:
+                continue
+            yield sentence, name, read_by(tensor.cpu(), wrong)
+
+
+def stores(
+    name: str, tensor: torch.Tensor, others: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, Strides]]:
+    """Sentences and the strides by which an output could be stored by mistake."""
+    if not tensor.numel() or _extent(tensor.shape, tuple(tensor.stride())) >= SPARSE:
+        return
+    for sentence, wrong in _slips(name, tensor, others):
+        if (
+            not _same(wrong, tuple(tensor.stride()), tensor.shape)
+            and _extent(tensor.shape, wrong) < SPARSE
+        ):
+            yield sentence, wrong
+
+
+def _extent(sizes: torch.Size, strides: Strides) -> int:
+    """Elements from the first to the last: what is further apart takes too much memory."""
+    return sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+def _same(a: Strides, b: Strides, sizes: torch.Size) -> bool:
+    """Whether two strides lead to the same places: along an axis of one element any stride does."""
+    return all(x == y or size == 1 for x, y, size in zip(a, b, sizes, strict=True))

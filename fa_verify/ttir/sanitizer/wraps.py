@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from fa_verify.ttir.engine.machine import Machine
     from fa_verify.ttir.engine.program import Program
-    from fa_verify.ttir.memory.access import Line, Update
+    from fa_verify.ttir.memory.access import Update
     from fa_verify.ttir.memory.cells import Access
     from fa_verify.ttir.memory.known import Memory
+    from fa_verify.ttir.memory.reach import Line
     from fa_verify.ttir.memory.values import Pointer, Terms
     from fa_verify.ttir.numbers.floats import Array
     from fa_verify.ttir.options import Options
@@ -51,7 +52,7 @@ class _Recorded(Dry):
         return self._seen.digest()
 
     def _note(self, access: Access, pointer: Pointer, masks: Terms) -> None:
-        for arg, mine in self._parts(access, pointer):
+        for arg, mine in self.parts(access, pointer):
             offsets = total(pointer.terms)
             active = conjunction(masks if mine is None else (*masks, mine)) if masks else mine
             if active is not None:

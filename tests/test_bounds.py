@@ -420,3 +420,25 @@ def test_an_adversary_comes_close_to_det_and_not_above(dtype):
             assert ratio(got, bounded) <= 1
             assert ratio(got, bounded, bounded.prob(got)) <= 1
     assert close > 0.9
+
+
+@pytest.mark.parametrize("side", ["q", "k"])
+def test_an_operand_prescaled_in_fp16_may_be_subnormal_or_overflow(side):
+    problem = Problem(seqlen_q=24, seqlen_k=40, head_dim=16, head_dim_v=16, dtype="float16")
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (torch.randn(1, 1, n, 16, generator=generator) for n in (24, 40, 40, 24))
+    far, near = (q, k) if side == "k" else (k, q)
+    kernel, arithmetic = Emulator(prescaled=side), Arithmetic(prescaled=side)
+    far.mul_(3e4).clamp_(-6e4, 6e4)
+    near.mul_(2.0**-20)  # times the scale: a few of fp16's smallest steps
+    inputs = tuple(x.half() for x in (q, k, v, do))
+    rows = list(judged(problem, arithmetic, kernel, inputs))
+    assert all(ratio(got, bounded) <= 1 for _, got, bounded in rows)
+    exact = list(judged(problem, DEFAULT, kernel, inputs))
+    assert any(ratio(got, bounded) > 1 for _, got, bounded in exact)
+
+    steep = dataclasses.replace(problem, softmax_scale=3e4)
+    inputs = tuple(torch.randn(x.shape, generator=generator).half() * 4 for x in (q, k, v, do))
+    rows = list(judged(steep, arithmetic, kernel, inputs))
+    assert any(bool(got.isnan().any()) for _, got, _ in rows)
+    assert all(ratio(got, bounded) <= 1 for _, got, bounded in rows)

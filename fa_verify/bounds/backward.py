@@ -80,8 +80,9 @@ def reach(model: Model, given: Inputs, rows: Rows) -> float:
     error = rows.lse.new_zeros(()) if rows.lse_error is None else rows.lse_error.amax()
     highest, uncertain = torch.stack((rows.lse.abs().amax(), error)).tolist()
     h = (model.logit + 3 * U * model.scale) * given.raw + 7 * U * highest
-    h = SLACK * (h + uncertain + model.arithmetic.exp2_ulps * U + model.logit_floor(given.largest))
-    fine = h <= SMALL and not given.overflows(model.scale)
+    floor = model.logit_floor(given.largest) + model.prescale_floor(given.largest)
+    h = SLACK * (h + uncertain + model.arithmetic.exp2_ulps * U + floor)
+    fine = h <= SMALL and not given.overflows(model)
     return h if fine and given.value < LARGEST else math.inf  # of inf, NaN: not fine
 
 

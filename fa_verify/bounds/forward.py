@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread, with_column
+from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread
 from fa_verify.bounds.model import FLUSH, LARGEST, SLACK, Model, U
 from fa_verify.reference import grouped, tiles
 
@@ -75,8 +75,8 @@ def reach(model: Model, given: Inputs) -> float:
     """At least every h of the problem, by Cauchy-Schwarz; inf where float32 will not do; (B10)."""
     size = model.scale * given.raw
     h = model.logit * given.raw + 6 * U * size + model.exponentials
-    h = SLACK * (h + model.logit_floor(given.largest))
-    return h if h <= SMALL and not given.overflows(model.scale) else math.inf
+    h = SLACK * (h + model.logit_floor(given.largest) + model.prescale_floor(given.largest))
+    return h if h <= SMALL and not given.overflows(model) else math.inf
 
 
 def forward_det(model: Model, given: Inputs) -> Forward:
@@ -163,6 +163,8 @@ def forward_tile(
         bound.masked_fill_(v.abs().sum(1, keepdim=True) >= LARGEST, torch.inf)
     if furthest is not None:
         unknown = furthest * (U * SLACK) >= _p_overflow(model, given, keys)
+        if given.overflows(model):  # a visible logit may be inf, and inf - inf NaN
+            unknown |= (h.isinf() & (x > -torch.inf)).any(-1, keepdim=True)
         bound.masked_fill_(unknown, torch.inf)
         lse_bound.masked_fill_(unknown, torch.inf)
     result = ForwardTile(
@@ -182,12 +184,11 @@ def _exponent_error(model: Model, given: Inputs, block: Block, x: Tensor, top: f
     """h: error of the exponent of p, a multiple of |q||k|^T, of |S - m| and of 1; (B7)."""
     work = torch.float32 if top <= SMALL else torch.float64
     constant = SLACK * (model.exponentials + model.logit_floor(given.largest))
-    left = block.q.abs().mul_(SLACK * model.logit).add_(SLACK * model.prescale_tiny)
-    left, right = with_column(left, constant).to(work), with_column(block.k.abs(), 1.0).to(work)
+    left, right = (side.to(work) for side in block.logit_errors(model, constant))
     low = x.to(work).clamp(min=-1000.0 if top <= SMALL else -1e30)
     h = torch.baddbmm(low, left, right.mT, beta=-3 * U * SLACK)
-    if given.overflows(model.scale):
-        h.masked_fill_(block.overflows(model.scale), torch.inf)
+    if given.overflows(model):
+        h.masked_fill_(block.overflows(model), torch.inf)
     return h
 
 

@@ -123,13 +123,12 @@ def _probabilities(
     lse = rows.lse.unsqueeze(-1)
     x.sub_(lse)
     constant = model.arithmetic.exp2_ulps * U + model.logit_floor(given.largest)
-    left = block.q.abs().mul_(SLACK * model.logit).add_(SLACK * model.prescale_tiny)
-    left = with_column(left, SLACK * (constant + 4 * U * lse.abs())).to(work)
-    right = with_column(block.k.abs(), 1.0).to(work)
+    of_row = SLACK * (constant + 4 * U * lse.abs())
+    left, right = (side.to(work) for side in block.logit_errors(model, of_row))
     low = x.to(work).clamp(min=-1000.0 if fast else -1e30).abs_()
     h = torch.baddbmm(low, left, right.mT, beta=3 * U * SLACK)
-    if given.overflows(model.scale):
-        h.masked_fill_(block.overflows(model.scale), torch.inf)
+    if given.overflows(model):
+        h.masked_fill_(block.overflows(model), torch.inf)
     if fast:
         p = x.exp_()
         near = p.float()

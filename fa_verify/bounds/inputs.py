@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.bounds.formats import tf32_operands
-from fa_verify.bounds.model import LARGEST, Model
+from fa_verify.bounds.model import LARGEST, SLACK, Model
 from fa_verify.reference import by_kv_head
 
 if TYPE_CHECKING:
@@ -62,10 +62,29 @@ class Block:
             s.masked_fill_(self.hidden, -torch.inf)
         return s, t
 
-    def overflows(self, scale: float) -> Tensor:
-        """Where a float32 logit, or a partial sum of one, may overflow; (B9)."""
+    def overflows(self, model: Model) -> Tensor:
+        """Where a float32 logit, or a partial sum of one, or its operand may overflow; (B9)."""
         raw = torch.bmm(self.q.abs(), self.k.abs().mT)
-        return raw.mul_(max(1.0, _LOG2E * scale)) >= LARGEST
+        over = raw.mul_(max(1.0, _LOG2E * model.scale)) >= LARGEST
+        scaled = {"q": self.q, "k": self.k, None: None}[model.arithmetic.prescaled]
+        if scaled is None:
+            return over
+        far = (scaled.abs() * (_LOG2E * model.scale) >= model.out.overflow).any(-1, keepdim=True)
+        return over | (far if scaled is self.q else far.mT)
+
+    def logit_errors(self, model: Model, constant: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Two matrices whose product is a logit's error and a constant of the row; (B5).
+
+        Args:
+            model: Coefficients.
+            constant: (heads, rows, 1), or one number.
+        """
+        left, tiny = self.q.abs(), SLACK * model.prescale_tiny
+        if model.arithmetic.prescaled == "k":
+            constant = constant + tiny * left.sum(-1, keepdim=True)
+            tiny = 0.0
+        left.mul_(SLACK * model.logit).add_(tiny)
+        return with_column(left, constant), with_column(self.k.abs(), 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,9 +111,11 @@ class Inputs:
     largest_do: float
     value: float
 
-    def overflows(self, scale: float) -> bool:
-        """Whether a float32 logit, or a partial sum of one, may overflow; (B9)."""
-        return self.raw * max(1.0, _LOG2E * scale) >= LARGEST
+    def overflows(self, model: Model) -> bool:
+        """Whether a float32 logit, or a partial sum of one, or its operand may overflow; (B9)."""
+        scale = _LOG2E * model.scale
+        operand = model.arithmetic.prescaled and self.largest * scale >= model.out.overflow
+        return bool(operand) or self.raw * max(1.0, scale) >= LARGEST
 
     def block(self, tile: Tile) -> Block:
         """The operands of one tile, the group's rows one head after the other."""

@@ -42,7 +42,7 @@ def lse_allowance(model: Model, given: Inputs, weights: Tensor) -> Allowance:
     problem = model.problem
     used = weights.reshape(given.q.shape[:3])
     fixed = torch.zeros_like(used)
-    if given.overflows(model.scale):
+    if given.overflows(model):
         return Allowance(torch.full_like(fixed, math.inf).flatten(0, 1), math.inf)
     random = _Random.empty(given.q)
     for tile in tiles(problem, given.q.device):

@@ -100,6 +100,10 @@ class Model:
         """What a pre-scaled operand loses to subnormals, per element; (B5)."""
         return Cast(self.out).tiny if self.arithmetic.prescaled else 0.0
 
+    def prescale_floor(self, largest_operand: float) -> float:
+        """The most that does to one logit; (B5)."""
+        return self.prescale_tiny * self.problem.head_dim * largest_operand
+
     def logit_floor(self, largest_operand: float) -> float:
         """Absolute error of one logit: underflow in the dot, and softcap's tanh; (B5), (B6)."""
         floor = self.scale * self.problem.head_dim * FLUSH * (1.0 + largest_operand)

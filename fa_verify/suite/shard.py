@@ -144,12 +144,25 @@ class Shard:
         try:
             probe()
         except _KernelFailedError:
-            return self._finding("")
-        except Flaky:
-            return self._finding(
-                "not reproduced on the same case: the kernel is not deterministic\n"
-            )
-        return None
+            self._explain(independent=False)
+        except Flaky:  # by chance bounds alone, which count where nobody searched; or by chance
+            if not self._explain(independent=True):
+                return self._finding(
+                    "not reproduced on the same case: the kernel is not deterministic\n"
+                )
+        return None if self._failed is None else self._finding("")
+
+    def _explain(self, *, independent: bool) -> bool:
+        """Put the likely cause to the failing case; whether it fails again."""
+        record = self._failed
+        assert record is not None  # noqa: S101 - only a failing record leads here
+        case, setup = Case.parse(record.case), Setup.parse(record.setup)
+        again = verify(
+            case, self.kernel, setup, self.backend, independent=independent, explain=True
+        )
+        if again.failures:
+            self._failed = again
+        return bool(again.failures)
 
     def _climbed(self) -> str | None:
         """Cases around the one with the largest error over its deterministic bound, uphill."""
@@ -229,7 +242,7 @@ class Shard:
         config = self._drawn + self.index if failed is None else Setup.parse(failed.setup).config
         setup = self._setup(config)
         record = verify(
-            case, self.kernel, setup, self.backend, independent=not searching, explain=searching
+            case, self.kernel, setup, self.backend, independent=not searching, explain=False
         )
         if not searching:
             self._drawn += 1

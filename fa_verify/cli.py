@@ -20,7 +20,7 @@ from fa_verify.errors import InvalidInputError, KernelLoadError
 from fa_verify.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["main"]
 
@@ -46,6 +46,36 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg]  # generic from click
         return float(match[1]) * _UNITS[match[2]]
 
 
+_WORKERS = click.option(
+    "-n",
+    "--workers",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Worker processes.  [default: one a core]",
+)
+_BUDGET = click.option(
+    "--budget", type=_Seconds(), default=None, help="Stop after this long: 90s, 2m, 1h."
+)
+_SEED = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the run; the same seed draws the same cases.",
+)
+
+
+def _report(folder: str, text: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--report",
+        "folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path(folder),
+        show_default=True,
+        help=text,
+    )
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def _cli() -> None:
@@ -67,21 +97,9 @@ def _cli() -> None:
     default=None,
     help="Cases for each kernel.  [default: 200, or what the budget allows]",
 )
-@click.option("--budget", type=_Seconds(), default=None, help="Stop after this long: 90s, 2m, 1h.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of the run; the same seed draws the same cases.",
-)
-@click.option(
-    "-n",
-    "--workers",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Worker processes.  [default: one a core]",
-)
+@_BUDGET
+@_SEED
+@_WORKERS
 @click.option(
     "--dtype",
     type=click.Choice(["float16", "bfloat16", "float32"]),
@@ -89,14 +107,7 @@ def _cli() -> None:
     help="Only this dtype.",
 )
 @click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of one case.  [default: 60s]")
-@click.option(
-    "--report",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("fa-verify-report"),
-    show_default=True,
-    help="Folder of record and report.",
-)
+@_report("fa-verify-report", "Folder of record and report.")
 @click.option(
     "--strict", is_flag=True, help="Unsupported cases and inconclusive elements fail too."
 )
@@ -152,24 +163,11 @@ def replay(target: str, case: str, **options: Any) -> int:
     show_default=True,
     help="Most cases for each defect.",
 )
-@click.option("--budget", type=_Seconds(), default=None, help="Stop after this long: 90s, 2m, 1h.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "-n",
-    "--workers",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Worker processes.  [default: one a core]",
-)
+@_BUDGET
+@_SEED
+@_WORKERS
 @click.option("--others", is_flag=True, help="Ask the oracles of other projects as well.")
-@click.option(
-    "--report",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("fa-verify-selftest"),
-    show_default=True,
-    help="Folder of the table.",
-)
+@_report("fa-verify-selftest", "Folder of the table.")
 def selftest(target: str | None, folder: Path, **options: Any) -> int:
     """Show what the oracle catches: known defects in small kernels, or put on TARGET's kernel."""
     from fa_verify.selftest import selftest as run  # noqa: PLC0415
@@ -192,35 +190,22 @@ def selftest(target: str | None, folder: Path, **options: Any) -> int:
     show_default=True,
     help="Cases that mutants are tried on.",
 )
-@click.option("--budget", type=_Seconds(), default=None, help="Stop after this long: 90s, 2m, 1h.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@_BUDGET
+@_SEED
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
     default=None,
     help="At most so many mutants, evenly from functions and operators.  [default: all]",
 )
-@click.option(
-    "-n",
-    "--workers",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Worker processes.  [default: one a core]",
-)
+@_WORKERS
 @click.option(
     "--min-score",
     type=click.FloatRange(min=0, max=100),
     default=None,
     help="Percent of mutants killed below which the exit code is 1.",
 )
-@click.option(
-    "--report",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("fa-verify-mutation"),
-    show_default=True,
-    help="Folder of the table.",
-)
+@_report("fa-verify-mutation", "Folder of the table.")
 def mutate(target: str, folder: Path, **options: Any) -> int:
     """Plant small defects in TARGET's kernels and show which of them the suite does not see."""
     from fa_verify.mutation import mutate as run  # noqa: PLC0415

@@ -65,6 +65,10 @@ def check(
         console.print(
             f"no Kernel found in {', '.join(targets)}: nothing was verified", markup=False
         )
+        for name in (name for target in targets for name in loader.candidates(target)):
+            console.print(
+                f"  a function is checked by its name: fa-verify check {name}", markup=False
+            )
         return _NOTHING
     backend = backends.resolve(backend)
     plan = campaign.Plan(

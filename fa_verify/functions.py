@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fa_verify.masks import Alignment
     from fa_verify.problem import Problem
 
-__all__ = ["as_kernel"]
+__all__ = ["as_kernel", "looks_like_attention"]
 
 _NAMES = {
     "q": ("q", "query", "Q"),
@@ -35,6 +35,14 @@ _NAMES = {
     "softcap": ("softcap",),
     "gqa": ("enable_gqa",),
 }
+
+
+def looks_like_attention(value: object) -> bool:
+    """Whether it is a Python function or ``Function.apply`` that `as_kernel` can wrap."""
+    if not inspect.isroutine(value):
+        return False
+    parameters = _parameters(value)
+    return all(set(_NAMES[role]) & set(parameters) for role in ("q", "k", "v"))
 
 
 def as_kernel(function: Callable[..., Any], name: str) -> Kernel:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-__all__ = ["load"]
+__all__ = ["candidates", "load"]
 
 _T = TypeVar("_T")
 
@@ -64,6 +64,18 @@ def load(target: str) -> tuple[Kernel, ...]:
         raise InvalidInputError(msg)
     module = _guarded(lambda: importlib.import_module(place), target)
     return (_named(module, name, Path(module.__file__ or place), target),)
+
+
+def candidates(target: str) -> tuple[str, ...]:
+    """Targets of a folder's or file's plain functions that `load` would take by their names."""
+    path = Path(target)
+    files = sorted(path.glob("*.py")) if path.is_dir() else [path]
+    return tuple(
+        f"{_shown(file)}:{name}"
+        for file in files
+        for name, value in vars(_load_file(file)).items()
+        if not name.startswith("_") and functions.looks_like_attention(value)
+    )
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -2,7 +2,7 @@ import shutil
 
 import torch
 
-from fa_verify import loader
+from fa_verify import Kernel, loader
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
@@ -113,3 +113,13 @@ def test_a_launcher_written_for_a_gpu_only_meets_one():
     assert execution.error == ""
     torch.testing.assert_close(execution.outputs.o, inputs.v.mean(2, keepdim=True))
     assert execution.outputs.o.device.type == "cpu"  # outside an execution nobody pretends
+
+
+def test_a_compiler_s_complaint_is_told_in_one_line():
+    def forward(problem, q, k, v):
+        said = "at 19:18:\n    x = tl.gone(\n        ^\ngone was removed"
+        raise ValueError(said)
+
+    kernel = Kernel(name="old", forward=forward)
+    execution = run(kernel, Case.parse("pass=fwd s=4x4 d=16 dtype=float16 seed=1"))
+    assert execution.error.splitlines()[0] == "ValueError: at 19:18: gone was removed"

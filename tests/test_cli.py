@@ -122,3 +122,11 @@ def test_a_killed_run_keeps_what_it_recorded(tmp_path):
     code, output = run("report", str(tmp_path), "-o", str(tmp_path / "again"))
     assert code == 0, output
     assert "killed" in (tmp_path / "again" / "report.md").read_text()
+
+
+def test_a_file_without_a_kernel_names_the_functions_that_can_be_checked(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def attend(q, k, v, causal=False): ...\n")
+    code, output = run("check", str(path))
+    assert code == 3
+    assert f"fa-verify check {path}:attend" in output.replace("\n", "")

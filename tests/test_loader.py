@@ -67,3 +67,17 @@ def test_an_import_that_raises_is_reported(tmp_path):
 def test_a_function_without_q_k_v_is_refused():
     with pytest.raises(InvalidInputError, match="needs parameters q, k, v"):
         functions.as_kernel(lambda a, b: None, "f")
+
+
+def test_functions_that_would_be_taken_by_name_are_found(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import triton\n"
+        "def attend(q, k, v, causal=False): ...\n"
+        "def _private(q, k, v): ...\n"
+        "def other(a, b): ...\n"
+        "class Attend:\n    def __init__(self, q, k, v): ...\n"
+        "@triton.jit\ndef kernel(q, k, v): pass\n"
+    )
+    assert loader.candidates(str(path)) == (f"{path}:attend",)
+    assert loader.candidates(str(tmp_path)) == (f"{path}:attend",)

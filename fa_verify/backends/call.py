@@ -118,6 +118,9 @@ def _text(error: BaseException) -> str:
     if not said:  # a bare assert says it in its source
         frame = traceback.extract_tb(error.__traceback__)[-1]
         said = f"{frame.line} ({frame.filename}:{frame.lineno})"
+    first, *more = said.strip().splitlines()
+    if more and first.endswith(":"):  # a compiler says where, shows the code, and ends with what
+        said = f"{first} {more[-1]}\n{said}"
     head = f"{type(error).__name__}: {said}"
     frames = "".join(traceback.format_exception(error)[-6:])
     return f"{head}\n{frames}"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fa_verify.examples import Examples
     from fa_verify.kernel import Kernel
 
-__all__ = ["Listener", "Plan", "drawn", "replay", "run"]
+__all__ = ["Listener", "Plan", "drawn", "further", "replay", "run"]
 
 # Cases drawn from one seed; the next shard's seed follows from the run's. A multiple of 2, 3, 4, 6
 # and 8, so that on CUDA a form meets one configuration only.
@@ -44,6 +44,12 @@ _CONFIGS = 840  # a multiple of every number of configurations up to 8
 # Compiled forms of each kernel in a CUDA run: a form costs some seconds to compile, a case that
 # needs no compiling some hundredths. Another seed of the run draws other forms.
 _CUDA_FORMS = _SHARD
+# One case in so many is stressed, with `_RUNS` further runs. `_SHARD` is a multiple of it, so that
+# on CUDA the forms that are compiled for every configuration are a sixteenth of all; another seed
+# takes others.
+_STRESSED = 16
+_RUNS = 12
+_OPTIONS = ((4, 1), (8, 3), (2, 2), (8, 1), (4, 4))  # (num_warps, num_stages)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,8 @@ class Plan:
         shrink_seconds: Seconds spent on making one fault small.
         turn: Cases of one kernel before the next kernel's turn.
         dtype: Only this dtype, if given.
+        stress: Some cases also run many times under stress, under every configuration, and with
+            other numbers of warps and stages (`further`).
     """
 
     backend: str = "cpu"
@@ -77,6 +85,7 @@ class Plan:
     shrink_seconds: float = 20.0
     turn: int = 16
     dtype: str | None = None
+    stress: bool = False
 
 
 class Listener(Protocol):
@@ -167,11 +176,12 @@ def _verify_all(
     failed: list[tuple[Kernel, CaseRecord]] = []
     failures: collections.Counter[str] = collections.Counter()
     running: dict[Future[CaseRecord], _Item] = {}
+    more: collections.deque[_Item] = collections.deque()
     work = itertools.chain(known, _work(kernels, plan, failures))
     exhausted = False
     while True:
         while not exhausted and len(running) < 2 * plan.workers:
-            item = next(work, None)
+            item = more.popleft() if more else next(work, None)
             if item is None or (last_start is not None and time.monotonic() > last_start):
                 exhausted = True
                 break
@@ -186,6 +196,10 @@ def _verify_all(
             if record.verdict == Verdict.FAIL:
                 failed.append((item.kernel, record))
                 failures[item.kernel.target] += not item.known
+            elif plan.stress and item.setup.stress and not item.known:
+                exhausted = False
+                setups = further(item.setup, record)
+                more.extend(dataclasses.replace(item, setup=setup) for setup in setups)
 
 
 class _Remembering:
@@ -252,10 +266,28 @@ def _setup(plan: Plan, index: int) -> Setup:
     On the CPU it is scattered: the classes of shape follow the index too, and a configuration must
     meet them all. On CUDA a form meets one configuration only (`_SHARD`).
     """
+    stress = _RUNS if plan.stress and (index + plan.seed) % _STRESSED == 0 else 0
     if plan.backend == "cuda":
-        return Setup(backend="cuda", config=index, float_model="hardware")
+        return Setup(backend="cuda", config=index, float_model="hardware", stress=stress)
     scattered = zlib.crc32(f"{plan.seed} {index}".encode())
-    return Setup(backend=plan.backend, config=scattered % _CONFIGS)
+    return Setup(backend=plan.backend, config=scattered % _CONFIGS, stress=stress)
+
+
+def further(setup: Setup, record: CaseRecord) -> list[Setup]:
+    """The setups that a stressed case runs under as well: a case each, with all its checks.
+
+    Every other configuration, and on a card two of `_OPTIONS` on two configurations.
+    """
+    own = Setup.parse(record.setup).config
+    plain = dataclasses.replace(setup, stress=0)
+    found = [dataclasses.replace(plain, config=i) for i in range(record.configs) if i != own]
+    if setup.backend == "cuda":
+        turn = zlib.crc32(record.case.encode())
+        for step in range(2):
+            warps, stages = _OPTIONS[(turn + step) % len(_OPTIONS)]
+            config = (own + step) % record.configs
+            found.append(dataclasses.replace(plain, config=config, warps=warps, stages=stages))
+    return found
 
 
 def _cases(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:

@@ -53,6 +53,7 @@ def check(
     workers: int | None,
     dtype: str | None,
     timeout: float,
+    stress: bool,
     examples: Path | None,
 ) -> int:
     """Run a campaign, write its record and report into ``folder``, return the exit code.
@@ -80,6 +81,7 @@ def check(
         timeout=timeout,
         memory=_memory(workers or len(os.sched_getaffinity(0))),
         dtype=dtype,
+        stress=stress,
     )
     begin = time.monotonic()
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")

@@ -107,6 +107,11 @@ def _cli() -> None:
     help="Only this dtype.",
 )
 @click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of one case.  [default: 60s]")
+@click.option(
+    "--stress",
+    is_flag=True,
+    help="One case in 16 also runs many times under stress, and under every configuration.",
+)
 @_report("fa-verify-report", "Folder of record and report.")
 @click.option(
     "--strict", is_flag=True, help="Unsupported cases and inconclusive elements fail too."

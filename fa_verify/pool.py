@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pool"]
 
+_FAULT = "the card faulted"
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
 
 
@@ -81,13 +82,16 @@ class Pool:
         except pebble.ProcessExpired as error:
             failure = FailureRecord(
                 check="crash",
-                title="the worker died" if error.exitcode != FAULT else "the card faulted",
+                title="the worker died" if error.exitcode != FAULT else _FAULT,
                 message=f"the process running this case ended with exit code {error.exitcode}",
             )
         except Exception as error:  # noqa: BLE001 - the worker itself broke (kernel import, protocol)
             return _record(
                 kernel, case, setup, Verdict.ERROR, reason=f"{type(error).__name__}: {error}"
             )
+        if (setup.warps or setup.stages) and failure.title != _FAULT:
+            # A compiler may take minutes over options that nobody asked for, or give up.
+            return _record(kernel, case, setup, Verdict.UNSUPPORTED, reason=failure.message)
         return _record(kernel, case, setup, Verdict.FAIL, failures=(failure,))
 
     def stop(self) -> None:

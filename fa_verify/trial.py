@@ -10,6 +10,8 @@ from fa_verify import bounds
 from fa_verify.inputs import Inputs, duplicate, materialise
 
 if TYPE_CHECKING:
+    import torch
+
     from fa_verify.backends.base import Backend, Execution, Setup
     from fa_verify.bounds import Bounded
     from fa_verify.case import Case
@@ -114,6 +116,28 @@ class Trial:
         x = self.pristine
         return bounds.bound_forward(
             self.case.problem, self.kernel.arithmetic, x.q, x.k, x.v, d=TENSOR_RISK
+        )
+
+    @functools.cached_property
+    def dq_spread(self) -> torch.Tensor:
+        """How far apart two runs' dq may be that are summed by atomics, o and lse being the same.
+
+        To be asked for only where the gradients are judged for the observed o and lse.
+        """
+        x, outputs = self.pristine, self.execution.outputs
+        assert x.do is not None  # noqa: S101 - there is a dq
+        assert outputs is not None  # noqa: S101 - likewise
+        assert outputs.lse is not None  # noqa: S101 - it is observed
+        return bounds.dq_spread(
+            self.case.problem,
+            self.kernel.arithmetic,
+            x.q,
+            x.k,
+            x.v,
+            x.do,
+            o=outputs.o,
+            lse=outputs.lse,
+            dq=self.backward_bounds[0],
         )
 
     @functools.cached_property

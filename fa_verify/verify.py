@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import time
 import traceback
 from typing import TYPE_CHECKING
 
 from fa_verify import checks, diagnosis
-from fa_verify.backends.base import Execution, Setup
 from fa_verify.checks.rerun import refused
 from fa_verify.record import CaseRecord, FailureRecord
 from fa_verify.trial import Trial
@@ -17,7 +17,7 @@ from fa_verify.verdict import Failure, Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fa_verify.backends.base import Backend
+    from fa_verify.backends.base import Backend, Execution, Setup
     from fa_verify.case import Case
     from fa_verify.kernel import Kernel
 
@@ -58,12 +58,7 @@ def verify(
         verdict, reason = Verdict.ERROR, traceback.format_exc(limit=-6)
         failures, stats, execution = (), {}, trial.execution_so_far
     configs = execution.configs if execution else 1
-    setup = Setup(
-        backend=setup.backend,
-        config=setup.config % max(1, configs),
-        schedule=setup.schedule,
-        float_model=setup.float_model,
-    )
+    setup = dataclasses.replace(setup, config=setup.config % max(1, configs))
     seconds = execution.seconds if execution else 0.0
     return CaseRecord(
         kernel=kernel.name,

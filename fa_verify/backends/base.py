@@ -20,7 +20,9 @@ __all__ = ["FAULT", "Backend", "Execution", "Incident", "Setup"]
 
 FAULT = 71  # exit code of a process whose kernel faulted on the card
 
-_KEYS = ("backend", "config", "schedule", "float")
+_KEYS = ("backend", "config", "schedule", "float", "warps", "stages", "beside", "stress")
+_COUNTS = ("warps", "stages", "stress")
+_BESIDE = ("nothing", "load", "twin")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +35,34 @@ class Setup:
         schedule: Order of the programs: "forward", "reverse", "serial" or
             "shuffled:SEED" (CPU only).
         float_model: Name of the CPU executor's float model; "hardware" on CUDA.
+        warps: num_warps of every launch, whatever its caller says; 0: as it says (CUDA only).
+        stages: num_stages, likewise.
+        beside: What else runs on the card meanwhile: "nothing", "load" (products and copies that
+            keep it busy) or "twin" (the same launches, on other numbers, on a second stream).
+        stress: How often the same launch is run again under stress, to see whether a bit moves.
 
     >>> Setup.parse("backend=cpu config=3") == Setup(config=3)
     True
+    >>> str(Setup(backend="cuda", warps=8, stress=12)).split()[4:]
+    ['warps=8', 'stress=12']
     """
 
     backend: str = "cpu"
     config: int = 0
     schedule: str = "forward"
     float_model: str = "hopper"
+    warps: int = 0
+    stages: int = 0
+    beside: str = "nothing"
+    stress: int = 0
 
     def __str__(self) -> str:
         """The text that `parse` reads."""
-        return (
-            f"backend={self.backend} config={self.config} "
-            f"schedule={self.schedule} float={self.float_model}"
-        )
+        words = [f"backend={self.backend}", f"config={self.config}", f"schedule={self.schedule}"]
+        words += [f"float={self.float_model}"]
+        words += [f"{name}={getattr(self, name)}" for name in _COUNTS if getattr(self, name)]
+        words += [f"beside={self.beside}"] if self.beside != "nothing" else []
+        return " ".join(words)
 
     @classmethod
     def parse(cls, text: str) -> Setup:
@@ -73,14 +87,21 @@ class Setup:
         if tokens.get("backend", "cpu") not in ("cpu", "cuda"):
             msg = f"backend={tokens['backend']!r}: must be cpu or cuda"
             raise InvalidInputError(msg)
-        if not tokens.get("config", "0").isdecimal():
-            msg = f"config={tokens['config']!r}: must be an index from 0"
+        for name in ("config", *_COUNTS):
+            if not tokens.get(name, "0").isdecimal():
+                rule = "an index from 0" if name == "config" else "a count"
+                msg = f"{name}={tokens[name]!r}: must be {rule}"
+                raise InvalidInputError(msg)
+        if tokens.get("beside", default.beside) not in _BESIDE:
+            msg = f"beside={tokens['beside']!r}: must be {', '.join(_BESIDE)}"
             raise InvalidInputError(msg)
         return cls(
             backend=tokens.get("backend", default.backend),
             config=int(tokens.get("config", "0")),
             schedule=schedule,
             float_model=tokens.get("float", default.float_model),
+            beside=tokens.get("beside", default.beside),
+            **{name: int(tokens.get(name, "0")) for name in _COUNTS},
         )
 
 

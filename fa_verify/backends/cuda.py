@@ -17,7 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa_verify.backends.base import FAULT, Execution
 from fa_verify.backends.call import call
+from fa_verify.backends.company import launched
+from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.launch.autotune import pinned
+from fa_verify.ttir.launch.forced import forced
 
 if TYPE_CHECKING:
     from fa_verify.backends.base import Setup
@@ -66,8 +69,19 @@ class CudaBackend:
         start = time.perf_counter()
         configs: dict[str, int] = {}
         chosen: dict[str, str] = {}
-        with _Poisoned(), pinned(setup.config, configs, chosen):  # type: ignore[no-untyped-call]
-            called = call(kernel, problem, inputs, backward=backward)
+        options = {"num_warps": setup.warps, "num_stages": setup.stages}
+        with (
+            _Poisoned(),  # type: ignore[no-untyped-call]
+            pinned(setup.config, configs, chosen),
+            forced(**{name: value for name, value in options.items() if value}),
+        ):
+            called = launched(
+                setup.beside,
+                lambda given: call(
+                    kernel, problem, given, backward=backward, unsupported=(Unsupported,)
+                ),
+                inputs,
+            )
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:

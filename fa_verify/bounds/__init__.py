@@ -14,6 +14,7 @@ from fa_verify.bounds.forward import reach as forward_reach
 from fa_verify.bounds.inputs import Inputs, inputs, operand_models
 from fa_verify.bounds.looks import Source, refiner_of_gradient, refiner_of_o
 from fa_verify.bounds.lse_bias import lse_allowance, rounds_to_nearest
+from fa_verify.bounds.order import dq_spread
 from fa_verify.bounds.rows import Seen, row_statistics
 from fa_verify.reference import by_kv_head
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from fa_verify.bounds.model import Model
     from fa_verify.problem import Problem
 
-__all__ = ["Bounded", "bound_backward", "bound_forward", "self_normalised"]
+__all__ = ["Bounded", "bound_backward", "bound_forward", "dq_spread", "self_normalised"]
 
 
 def bound_forward(

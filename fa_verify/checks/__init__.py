@@ -13,6 +13,7 @@ from fa_verify.checks import (
     nonfinite,
     numerics,
     reruns,
+    stress,
     unmodified,
 )
 from fa_verify.checks.comparison import Comparison, comparisons
@@ -37,4 +38,5 @@ ALL: tuple[Check, ...] = (
     invariants.hull,
     invariants.value_gradient_sum,
     reruns.check,
+    stress.check,
 )

@@ -1,0 +1,71 @@
+"""How far apart two runs may be that add the same terms in another order; (B50)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fa_verify.bounds.backward import reach
+from fa_verify.bounds.formats import FORMATS
+from fa_verify.bounds.gradients import backward_tile
+from fa_verify.bounds.inputs import inputs
+from fa_verify.bounds.model import FLUSH, SLACK, Model, U
+from fa_verify.bounds.rows import Seen, row_statistics
+from fa_verify.reference import by_kv_head, grouped, tiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fa_verify.arithmetic import Arithmetic
+    from fa_verify.bounds.bounded import Bounded
+    from fa_verify.problem import Problem
+
+__all__ = ["dq_spread"]
+
+
+def dq_spread(  # noqa: PLR0917 -- the operands of attention, in their usual order
+    problem: Problem,
+    arithmetic: Arithmetic,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor,
+    *,
+    o: Tensor,
+    lse: Tensor,
+    dq: Bounded,
+) -> Tensor:
+    """Bound the difference of two dq that were summed by atomics from the same o and lse.
+
+    Args:
+        problem: The problem.
+        arithmetic: The kernel's rounding points.
+        q: As given to `bound_backward`, whose `o` and `lse` were the observed ones.
+        k: Likewise.
+        v: Likewise.
+        do: Likewise.
+        o: Likewise.
+        lse: Likewise.
+        dq: What it said of dq.
+    """
+    model = Model(problem, arithmetic)
+    rows = row_statistics(
+        problem,
+        arithmetic,
+        do,
+        Seen(by_kv_head(problem, o), None),
+        Seen(by_kv_head(problem, lse), None),
+    )
+    given = inputs(problem, q, k, v, do)
+    top = reach(model, given, rows)
+    terms = torch.zeros_like(given.q)
+    for tile in tiles(problem, given.q.device):
+        block = given.block(tile)
+        part = backward_tile(model, given, rows.part(tile.heads, tile.rows), block, top)
+        sizes = torch.bmm(part.size, block.k.abs().to(part.size.dtype)).double()
+        terms[tile.heads, :, tile.rows] = grouped(problem, sizes)
+    blocks = model.blocks(problem.seqlen_k)
+    terms.mul_(2 * SLACK * (blocks + 3) * U).add_(2 * blocks * FLUSH * (1.0 + model.scale))
+    spread = terms.reshape(problem.shape_q).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    return spread + 2 * FORMATS[problem.dtype].half_ulp(dq.reference.abs() + dq.det)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["Capabilities"]
 
 
+_INT32 = 1 << 31  # elements that an int32 counts
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a kernel takes (a problem inside that raises is a failure) and what it promises.
@@ -30,6 +33,8 @@ class Capabilities:
         gqa: heads_kv < heads_q.
         backward: Gradients.
         layouts: Any strides; False: contiguous BHSD or BSHD with a contiguous head_dim only.
+        int64_offsets: Tensors with elements past 2^31 of their first one; False: offsets that
+            fit 32 bits only.
         empty: seqlen_q = 0 and seqlen_k = 0.
         accepts: A last word: the reason why a problem is not taken, or None.
         deterministic: The same launch gives the same bits, in any program order.
@@ -49,6 +54,7 @@ class Capabilities:
     gqa: bool = True
     backward: bool = True
     layouts: bool = True
+    int64_offsets: bool = True
     empty: bool = True
     accepts: Callable[[Problem], str | None] | None = None
     deterministic: bool = False
@@ -60,6 +66,14 @@ class Capabilities:
         """Why the kernel does not take the problem, or None when it does."""
         mask = problem.mask
         layouts = (problem.layout_q, problem.layout_k, problem.layout_v, problem.layout_do)
+        spans = (
+            layout.span(shape)
+            for layout, shape in zip(
+                layouts,
+                (problem.shape_q, problem.shape_k, problem.shape_v, problem.shape_o),
+                strict=True,
+            )
+        )
         head_dim_v_fits = (
             problem.head_dim_v == problem.head_dim
             if self.head_dims_v is None
@@ -88,6 +102,7 @@ class Capabilities:
                 not self.layouts and any(str(layout) not in ("bhsd", "bshd") for layout in layouts),
                 "strided layouts",
             ),
+            (not self.int64_offsets and max(spans) > _INT32, "offsets past 2^31"),
         )
         for refused, reason in refusals:
             if refused:

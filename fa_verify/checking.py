@@ -203,6 +203,7 @@ def list_kernels(targets: Sequence[str]) -> int:
                 "softcap",
                 "gqa",
                 "layouts",
+                "int64_offsets",
                 "empty",
                 "deterministic",
                 "batch_invariant",

@@ -31,6 +31,7 @@ CASES = [
     ({"empty": False}, {"seqlen_k": 0}, "an empty sequence"),
     ({"layouts": False}, {"layout_k": Layout(pad=(0, 0, 8, 0))}, "strided layouts"),
     ({"layouts": False}, {"layout_v": Layout(shared_heads=True)}, "strided layouts"),
+    ({"int64_offsets": False}, {"layout_v": Layout(pad=(0, 0, 1 << 29, 0))}, "past 2^31"),
     ({"accepts": lambda p: f"seqlen_q={p.seqlen_q}"}, {}, "seqlen_q=3"),
 ]
 

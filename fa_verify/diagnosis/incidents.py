@@ -23,7 +23,8 @@ _ALIASES = {
 
 _SENTENCES = {
     "integer-overflow": (
-        "an index times a stride needs 64 bits: widen a factor first, with .to(tl.int64)"
+        "an index times a stride needs 64 bits: widen a factor first, with .to(tl.int64), or "
+        "declare Capabilities(int64_offsets=False)"
     ),
     "neighbour-read": (
         "the load of {name} reaches another head's elements: its mask is missing or does not stop "

@@ -13,9 +13,9 @@ from fa_verify.report.text import lines
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["Fault", "Note", "find_faults", "find_notes"]
+__all__ = ["Family", "Fault", "Note", "families", "find_faults", "find_notes"]
 
 # A stray access explains wrong numbers, never the other way round: causes come first.
 _CAUSES_FIRST: Final = (
@@ -23,6 +23,7 @@ _CAUSES_FIRST: Final = (
     *("masking", "numerics", "determinism", "metamorphic", "contract"),
 )
 _VALUES_SHOWN: Final = 6
+_FOLLOWS: Final = re.compile(r"^follows from .*? at (?P<location>[^\s:]+:\d+)")
 _ASSIGNMENT: Final = re.compile(r"(?P<name>[\w .]+)=(?P<value>\S+)")
 
 
@@ -64,6 +65,21 @@ class Fault:
     case: str
     message: str
     replay: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A fault to look at, and what need not be looked at before it is mended.
+
+    Attributes:
+        first: The one to look at.
+        others: The same kind of fault at other lines, or through other arguments.
+        hence: Faults of another kind that are said to follow from one of these.
+    """
+
+    first: Fault
+    others: tuple[Fault, ...]
+    hence: tuple[Fault, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +131,46 @@ def find_faults(results: Sequence[Result], shrunk: Sequence[Result] = ()) -> tup
         for key, found in members.items()
     ]
     return tuple(sorted(faults, key=_fault_order))
+
+
+def families(faults: Sequence[Fault]) -> tuple[Family, ...]:
+    """The faults, each once, in the order of the first of each family."""
+    at = {(f.kernel, _spot(f.location)): f for f in reversed(faults) if f.location}
+    alike: defaultdict[tuple[str, str, str], list[Fault]] = defaultdict(list)
+    hence: defaultdict[tuple[str, str, str], list[Fault]] = defaultdict(list)
+    for fault in faults:
+        root = _root(fault, at)
+        if _kind(root) == _kind(fault):
+            alike[_kind(fault)].append(fault)
+        else:
+            hence[_kind(root)].append(fault)
+    return tuple(
+        Family(first=some[0], others=tuple(some[1:]), hence=tuple(hence[kind]))
+        for kind, some in alike.items()
+    )
+
+
+def _root(fault: Fault, at: Mapping[tuple[str, str], Fault]) -> Fault:
+    """What a fault follows from in the end, by what the diagnoses say."""
+    passed = [fault]
+    while found := _FOLLOWS.search(passed[-1].diagnosis):
+        cause = at.get((fault.kernel, _spot(found["location"])))
+        if cause is None:
+            break
+        if cause in passed:  # each is said to follow from the other
+            return fault
+        passed.append(cause)
+    return passed[-1]
+
+
+def _spot(location: str) -> str:
+    """File and line without the folder, which may be shown relative or not."""
+    return location.rpartition("/")[2]
+
+
+def _kind(fault: Fault) -> tuple[str, str, str]:
+    """A title without the argument: accesses outside q and outside k are of one kind."""
+    return fault.kernel, fault.check, fault.title.partition(" through ")[0]
 
 
 def find_notes(results: Sequence[Result]) -> tuple[Note, ...]:

@@ -9,11 +9,13 @@ from fa_verify.report.text import count, plural, share
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from fa_verify.report.faults import Fault
+    from collections.abc import Iterator
+
+    from fa_verify.report.faults import Family, Fault
     from fa_verify.report.group import Group
     from fa_verify.report.summary import Summary
 
-__all__ = ["caveats", "headline", "remark", "where", "word"]
+__all__ = ["beside", "caveats", "headline", "remark", "where", "word"]
 
 _POSSIBLE: Final = 10  # lines of possible faults before "more": a reader's patience
 
@@ -102,6 +104,16 @@ def remark(row: Group) -> str:
     if not row.verified:
         return "not verified: " + ", ".join(parts)
     return ", ".join(["pass", *parts])
+
+
+def beside(family: Family, most: int = 6) -> Iterator[tuple[str, str]]:
+    """Labels and lines of the faults of a family beside its first one."""
+    for label, faults in (("also", family.others), ("hence", family.hence)):
+        for fault in faults[:most]:
+            place = f" at {fault.location}" if fault.location else ""
+            yield label, f"{fault.title}{place}, in {plural(fault.cases, 'case')}"
+        if len(faults) > most:
+            yield label, f"{count(len(faults) - most)} more: see the report"
 
 
 def where(fault: Fault) -> str:

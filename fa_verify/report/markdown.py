@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from fa_verify.report import text
 from fa_verify.report.coverage import reached
-from fa_verify.report.headline import caveats, headline, remark, where, word
+from fa_verify.report.faults import families
+from fa_verify.report.headline import beside, caveats, headline, remark, where, word
 from fa_verify.report.result import TENSORS
 from fa_verify.verdict import Verdict
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fa_verify.report.facts import Facts
-    from fa_verify.report.faults import Fault
+    from fa_verify.report.faults import Family
     from fa_verify.report.summary import Summary
 
 __all__ = ["escape", "fence", "render", "table"]
@@ -29,9 +30,10 @@ def render(summary: Summary) -> str:
     blocks: list[str] = [f"### fa-verify: {word(summary)}", f"{escape(headline(summary))}."]
     if notes := caveats(summary):
         blocks.append("\n".join(f"- {escape(note)}" for note in notes))
-    blocks.extend(block for fault in summary.faults[:_SHOWN] for block in _fault(fault))
-    if len(summary.faults) > _SHOWN:
-        blocks.append(f"... and {text.plural(len(summary.faults) - _SHOWN, 'more fault')}.")
+    found = families(summary.faults)
+    blocks.extend(block for family in found[:_SHOWN] for block in _family(family))
+    if len(found) > _SHOWN:
+        blocks.append(f"... and {text.plural(len(found) - _SHOWN, 'more kind')} of fault.")
     if summary.rows:
         blocks.append(_rows(summary))
     if summary.coverage:
@@ -74,7 +76,8 @@ def _rows(summary: Summary) -> str:
     return title + "\n\n" + table(head, body, left=2)
 
 
-def _fault(fault: Fault) -> Iterator[str]:
+def _family(family: Family) -> Iterator[str]:
+    fault = family.first
     yield f"**{escape(fault.kernel)}: {escape(fault.title)}**, {escape(where(fault))}."
     place = [f"{fault.location}    {fault.source.strip()}"] if fault.location else []
     detail = [*place, *text.lines(fault.message)]
@@ -82,6 +85,8 @@ def _fault(fault: Fault) -> Iterator[str]:
         yield fence([text.clean(line) for line in detail])
     if fault.diagnosis:
         yield f"Likely: {escape(fault.diagnosis)}"
+    if lines := [f"- {label}: {escape(line)}" for label, line in beside(family)]:
+        yield "\n".join(lines)
     if fault.replay:
         yield fence([text.clean(fault.replay)], language="sh")
 

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from fa_verify.report import text
 from fa_verify.report.coverage import reached
-from fa_verify.report.headline import caveats, headline, remark, where, word
+from fa_verify.report.faults import families
+from fa_verify.report.headline import beside, caveats, headline, remark, where, word
 from fa_verify.report.result import TENSORS
 from fa_verify.verdict import Verdict
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from fa_verify.report.faults import Fault
+    from fa_verify.report.faults import Family
     from fa_verify.report.group import Group
     from fa_verify.report.summary import Summary
 
@@ -45,12 +46,13 @@ def show(console: Console, summary: Summary, *, failures: int = _SHOWN) -> None:
     if summary.rows:
         console.print(results_table(summary))
         console.print()
-    for fault in summary.faults[:failures]:
-        for line in failure_block(fault):
+    found = families(summary.faults)
+    for family in found[:failures]:
+        for line in failure_block(family):
             console.print(line, soft_wrap=True)
         console.print()
-    if len(summary.faults) > failures:
-        rest = text.plural(len(summary.faults) - failures, "more fault")
+    if len(found) > failures:
+        rest = text.plural(len(found) - failures, "more kind") + " of fault"
         console.print(Text(f"and {rest}: see the report\n"), soft_wrap=True)
     for line in (*notes_block(summary), *verdict_lines(summary)):
         console.print(line, soft_wrap=True)
@@ -101,8 +103,9 @@ def _ratio(row: Group, name: str) -> Text:
     return Text(text.number(tensor.ratio), style=style)
 
 
-def failure_block(fault: Fault) -> Iterator[Text]:
+def failure_block(family: Family) -> Iterator[Text]:
     """A failure line by line. Print with ``soft_wrap=True``: the replay command is one line."""
+    fault = family.first
     head = Text()
     head.append("FAIL ", style="bold red")
     head.append(f"{text.clean(fault.kernel)}: {text.clean(fault.title)}", style="bold")
@@ -113,6 +116,8 @@ def failure_block(fault: Fault) -> Iterator[Text]:
     yield from _field("measured", fault.message)
     yield from _field("likely", fault.diagnosis)
     yield from _field("smallest", fault.case)
+    for label, line in beside(family):
+        yield from _field(label, line)
     if fault.replay:
         yield Text("  replay")
         yield Text(f"    {text.clean(fault.replay)}", style="cyan")

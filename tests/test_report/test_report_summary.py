@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fa_verify.case import Case
 from fa_verify.errors import InvalidInputError
 from fa_verify.record import CaseRecord, End, FailureRecord, Shrunk, Start, TensorStats
+from fa_verify.report.faults import families
 from fa_verify.report.headline import caveats, headline, word
 from fa_verify.report.summary import exit_code, summarise
 from fa_verify.report.text import clean, lines, number, shorten
@@ -229,3 +230,45 @@ def test_possible_faults_are_counted_line_by_line_and_fail_nothing(line):
     summary = summarise([line(CASE, possible=seen), line(SMALL, possible=seen)])
     assert f"flash: possibly {seen[0]} (2 cases)." in caveats(summary)
     assert exit_code(summary) == 0
+
+
+def _failure(title, location, diagnosis="", check="memory"):
+    return FailureRecord(
+        check=check, title=title, message="", location=location, diagnosis=diagnosis
+    )
+
+
+def test_a_fault_gathers_those_of_its_kind_and_those_that_follow_from_it(line):
+    failures = (
+        _failure("integer-overflow", "a.py:3"),
+        _failure("integer-overflow", "a.py:9"),
+        _failure(
+            "out-of-bounds-read through q", "a.py:5", "follows from the integer-overflow at a.py:9"
+        ),
+        _failure("out-of-bounds-read through k", "a.py:6"),
+        _failure("race through o", "a.py:7", "follows from the race through o at a.py:7: circular"),
+        _failure(
+            "o has NaN",
+            "",
+            "follows from the out-of-bounds-read through q at /x/a.py:5: no mask",
+            check="nonfinite",
+        ),
+    )
+    faults = summarise([line(CASE, verdict="fail", failures=failures)]).faults
+    found = [
+        (f.first.location, [o.location for o in f.others], {h.title for h in f.hence})
+        for f in families(faults)
+    ]
+    overflow, read, race = sorted(found)
+    assert overflow == ("a.py:3", ["a.py:9"], {"out-of-bounds-read through q", "o has NaN"})
+    assert read == ("a.py:6", [], set())
+    assert race == ("a.py:7", [], set())
+
+
+def test_faults_that_follow_from_each_other_are_both_shown(line):
+    failures = (
+        _failure("race through o", "a.py:3", "follows from the unwritten at a.py:4"),
+        _failure("unwritten", "a.py:4", "follows from the race through o at a.py:3"),
+    )
+    faults = summarise([line(CASE, verdict="fail", failures=failures)]).faults
+    assert {family.first.title for family in families(faults)} == {"race through o", "unwritten"}

@@ -15,14 +15,26 @@ import numpy as np
 import torch
 
 from fa_verify import bounds
+from fa_verify.bounds.formats import floor_power_of_two
 from fa_verify.trial import TENSOR_RISK
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fa_verify.bounds import Bounded
     from fa_verify.problem import Problem
     from fa_verify.trial import Trial
 
-__all__ = ["Comparison", "compare", "comparisons", "empty_rows", "observed", "sound", "ulp"]
+__all__ = [
+    "Comparison",
+    "compare",
+    "comparisons",
+    "empty_rows",
+    "look",
+    "observed",
+    "sound",
+    "ulp",
+]
 
 _FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}  # (p, emin)
 
@@ -34,18 +46,30 @@ def _largest(dtype: str) -> float:
 def ulp(reference: torch.Tensor, dtype: str) -> torch.Tensor:
     """The spacing of a format at the reference, ``2^(max(floor(log2|x|), emin) - p + 1)``.
 
-    It is the subnormals' spacing at zero (frexp gives zero the exponent 0).
+    It is the subnormals' spacing at zero.
     """
     precision, emin = _FORMATS[dtype]
-    exponent = torch.frexp(reference).exponent - 1
-    exponent = torch.where(reference == 0, torch.full_like(exponent, emin), exponent)
-    return torch.ldexp(torch.ones_like(reference), exponent.clamp(min=emin) - precision + 1)
+    power = floor_power_of_two(reference.abs())
+    return power.clamp_(min=2.0**emin).mul_(2.0 ** (1 - precision))
 
 
 def empty_rows(problem: Problem, device: torch.device | str = "cpu") -> torch.Tensor:
     """Queries that see no key, bool, shape (seqlen_q,)."""
     lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
     return torch.from_numpy(hi <= lo).to(device)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Extent:
+    """What is read of a comparison before its elements are judged.
+
+    Attributes:
+        least: The least of det if nothing is infinite or NaN, nor may be; else -inf.
+        most: The largest ratio, where least is above 0.
+    """
+
+    least: float
+    most: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +85,7 @@ class Comparison:
         due: bool, where a finite number is due and the numerics check may judge: written, and not
             in a fully masked row (the nonfinite check owns those).
         conditional: The reference takes the observed o and lse (gradients only).
+        all_due: `due` is known to be True everywhere.
     """
 
     name: str
@@ -70,6 +95,7 @@ class Comparison:
     written: torch.Tensor
     due: torch.Tensor
     conditional: bool = False
+    all_due: bool = False
 
     @property
     def reference(self) -> torch.Tensor:
@@ -77,21 +103,37 @@ class Comparison:
         return self.bounded.reference
 
     @functools.cached_property
-    def _least_bound(self) -> float:
-        """The least of det if nothing is infinite or NaN, nor may be; else -inf."""
-        if not self.got.numel():
-            return math.inf
+    def extent(self) -> Extent:
+        """How far its numbers reach."""
+        look((self,))
+        extent: Extent = self.__dict__["extent"]
+        return extent
+
+    @functools.cached_property
+    def _due_difference(self) -> torch.Tensor:
+        """What was got less the reference where a number is due, 0 elsewhere."""
+        difference = self.got - self.reference
+        return difference if self.all_due else difference.masked_fill_(~self.due, 0.0)
+
+    @functools.cached_property
+    def _due_ratio(self) -> torch.Tensor:
+        """The ratio of an ordinary tensor whose bound is 0 nowhere."""
+        return self._due_difference.abs().div_(self.bounded.det)
+
+    def ends(self) -> list[torch.Tensor]:
+        """What `look` reads."""
         tensors = (self.bounded.det, self.got, self.reference)
-        ends = [end for tensor in tensors for end in torch.aminmax(tensor)]
+        found = [end for tensor in tensors for end in torch.aminmax(tensor)]
         if self.bounded.overflow_ok is not None:
-            ends.append(torch.where(self.bounded.overflow_ok.any(), torch.inf, ends[0]))
-        facts = torch.stack(ends).tolist()
-        return facts[0] if all(map(math.isfinite, facts)) else -math.inf
+            found.append(self.bounded.overflow_ok.any())
+        else:
+            found.append(torch.zeros((), dtype=torch.bool, device=self.got.device))
+        return [*found, self._due_ratio.max()]
 
     @property
     def _ordinary(self) -> bool:
         """Nothing is infinite or NaN, nor may be: where a number is due it can be judged."""
-        return self._least_bound >= 0
+        return self.extent.least >= 0
 
     def _nowhere(self) -> torch.Tensor:
         return torch.zeros((), dtype=torch.bool, device=self.got.device).expand(self.got.shape)
@@ -102,6 +144,11 @@ class Comparison:
         if self._ordinary:
             return self._nowhere()
         return ~torch.isfinite(self.bounded.det) & self.due
+
+    @functools.cached_property
+    def count_inconclusive(self) -> int:
+        """How many elements those are."""
+        return 0 if self._ordinary else int(self.inconclusive.count_nonzero())
 
     @functools.cached_property
     def judged(self) -> torch.Tensor:
@@ -116,7 +163,7 @@ class Comparison:
     @functools.cached_property
     def judges_all(self) -> bool:
         """Whether `judged` is True everywhere."""
-        return bool(self.judged.all())
+        return (self.all_due and self._ordinary) or bool(self.judged.all())
 
     @functools.cached_property
     def infinity_allowed(self) -> torch.Tensor:
@@ -139,10 +186,15 @@ class Comparison:
         """Whether there is such an element."""
         return not self._ordinary and bool(self.broken.any())
 
+    @property
+    def finite(self) -> bool:
+        """Whether no inf or NaN was got where a number is due."""
+        return self._ordinary or bool((torch.isfinite(self.got) | ~self.due).all())
+
     @functools.cached_property
     def ratio(self) -> torch.Tensor:
         """Error over the deterministic bound where judged (0/0 is 0), 0 elsewhere."""
-        return self._over(self.bounded.det)
+        return self._due_ratio if self.extent.least > 0 else self._over(self.bounded.det)
 
     @functools.cached_property
     def ratio_prob(self) -> torch.Tensor:
@@ -152,24 +204,28 @@ class Comparison:
     @functools.cached_property
     def most(self) -> float:
         """The largest ratio, 0 for an empty tensor."""
-        return float(self.ratio.max()) if self.ratio.numel() else 0.0
+        if self.extent.least > 0:
+            return self.extent.most
+        return float(self.ratio.max())
 
     @functools.cached_property
     def most_prob(self) -> float:
         """The largest ratio_prob, likewise."""
-        same = self.ratio_prob is self.ratio or not self.ratio.numel()
-        return self.most if same else float(self.ratio_prob.max())
+        return self.most if self.ratio_prob is self.ratio else float(self.ratio_prob.max())
 
     @functools.cached_property
     def prob(self) -> torch.Tensor:
         """The probabilistic bound, no smaller than needed to judge what was observed."""
+        if not self.got.numel():
+            return self.bounded.det
         return self.bounded.prob(self.got)
 
     @functools.cached_property
     def difference(self) -> torch.Tensor:
         """What was got less the reference where judged, 0 elsewhere."""
-        difference = self.got - self.reference
-        return difference if self.judges_all else difference.masked_fill_(~self.judged, 0.0)
+        if self._ordinary:
+            return self._due_difference
+        return self._due_difference.masked_fill(~self.judged, 0.0)
 
     @functools.cached_property
     def error(self) -> torch.Tensor:
@@ -177,16 +233,34 @@ class Comparison:
         return self.difference.abs()
 
     def _over(self, bound: torch.Tensor) -> torch.Tensor:
-        ratio = self.error / bound
-        positive = bound is self.bounded.det and self._least_bound > 0
-        return ratio if positive else ratio.masked_fill_(self.error == 0, 0.0)
+        return (self.error / bound).masked_fill_(self.error == 0, 0.0)
 
     def worst(self, ratio: torch.Tensor) -> tuple[int, ...]:
         """Index of the largest ratio; () for an empty tensor."""
         if not ratio.numel():
             return ()
-        flat = int(ratio.flatten().argmax())  # torch.unravel_index imports sympy: seconds
-        return tuple(int(i) for i in np.unravel_index(flat, ratio.shape))
+        return self.at(int(ratio.argmax()))
+
+    def at(self, place: int) -> tuple[int, ...]:
+        """The index of an element counted row by row."""
+        # torch.unravel_index imports sympy: seconds
+        return tuple(int(i) for i in np.unravel_index(place, self.got.shape))
+
+
+def look(parts: Iterable[Comparison]) -> None:
+    """Find how far the numbers of some comparisons reach, in one transfer from the device."""
+    some = []
+    for part in parts:
+        if part.got.numel():
+            some.append(part)
+        else:
+            part.__dict__["extent"] = Extent(math.inf, 0.0)
+    if not some:
+        return
+    rows = [torch.stack(part.ends()) for part in some]
+    for part, (*ends, overflows, most) in zip(some, torch.stack(rows).tolist(), strict=True):
+        ordinary = not overflows and all(map(math.isfinite, ends))
+        part.__dict__["extent"] = Extent(ends[0] if ordinary else -math.inf, most)
 
 
 def observed(trial: Trial) -> dict[str, torch.Tensor]:
@@ -228,7 +302,8 @@ def compare(
         written = ~unwritten.to(got.device)
     due = written
     empty = empty_rows(problem)
-    if name in ("o", "lse", "dq") and bool(empty.any()):
+    some_empty = name in ("o", "lse", "dq") and bool(empty.any())
+    if some_empty:
         due = written.clone()
         due[:, :, empty.to(got.device)] = False
     return Comparison(
@@ -239,6 +314,7 @@ def compare(
         written=written,
         due=due,
         conditional=conditional,
+        all_due=unwritten is None and not some_empty,
     )
 
 
@@ -264,12 +340,12 @@ def _compute(trial: Trial) -> dict[str, Comparison]:
         for bounded in trial.forward_bounds:
             if bounded.name in tensors:
                 result[bounded.name] = compare(trial, bounded.name, tensors[bounded.name], bounded)
+    look(result.values())
     if not {"dq", "dk", "dv"} & set(tensors):
         return result
     # An inf in o (right where the reference overflows) would make the conditional delta NaN.
     conditional = {"o", "lse"} <= set(result) and all(
-        sound(part) and bool((torch.isfinite(part.got) | ~part.due).all())
-        for part in result.values()
+        sound(part) and part.finite for part in result.values()
     )
     if conditional:
         gradients = trial.backward_bounds
@@ -290,9 +366,10 @@ def _compute(trial: Trial) -> dict[str, Comparison]:
             result[bounded.name] = compare(
                 trial, bounded.name, tensors[bounded.name], bounded, conditional=conditional
             )
+    look(result[name] for name in ("dq", "dk", "dv") if name in result)
     return result
 
 
 def sound(part: Comparison) -> bool:
     """Whether everything written is within its bound, and finite where it must be."""
-    return part.most <= 1 and not part.any_broken and bool(part.written.all())
+    return part.most <= 1 and not part.any_broken and (part.all_due or bool(part.written.all()))

@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fa_verify.checks.comparison import compare, comparisons
-from fa_verify.checks.rerun import apart, differing, flag, outputs, screen
+from fa_verify.checks.rerun import (
+    Difference,
+    agree,
+    apart,
+    differing,
+    failures,
+    outputs,
+    screen,
+)
 from fa_verify.inputs import duplicate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import torch
 
     from fa_verify.trial import Trial
     from fa_verify.verdict import Failure
@@ -51,29 +61,36 @@ def _again(trial: Trial, how: str, **setup: str) -> Iterator[Failure]:
     second = outputs(again)
     declared = trial.kernel.capabilities
     exact = declared is not None and declared.deterministic
-    same_forward = all(
-        name not in second or not bool(differing(first[name], second[name]).any())
-        for name in ("o", "lse")
-        if name in first
-    )
+    same = agree(first, second)
+    same_forward = all(same.get(name, True) for name in ("o", "lse"))
+    found = []
+
+    def note(name: str, title: str, wrong: torch.Tensor, why: str) -> None:
+        runs, because = (first[name], second[name]), f"{how}; {why}"
+        found.append(
+            Difference(
+                check="determinism",
+                title=title,
+                name=name,
+                wrong=wrong,
+                runs=runs,
+                because=because,
+            )
+        )
+
     for name, part in comparisons(trial).items():
-        if name not in second:
+        if same.get(name, True):  # within its bound too, as the first run is
             continue
         a, b = first[name], second[name]
         if exact:
-            wrong = differing(a, b)
-            because = f"{how}; the kernel is declared deterministic"
-            title = f"{name} differs between runs"
-            yield from flag("determinism", title, name, wrong, (a, b), because)
+            why = "the kernel is declared deterministic"
+            note(name, f"{name} differs between runs", differing(a, b), why)
         elif same_forward or name in ("o", "lse"):
             judged = compare(trial, name, b, part.bounded, conditional=part.conditional)
             wrong = (judged.ratio > 1) | judged.broken
-            title = f"{name} leaves its bound when run again"
-            yield from flag(
-                "determinism", title, name, wrong, (a, b), f"{how}; it leaves its bound"
-            )
+            note(name, f"{name} leaves its bound when run again", wrong, "it leaves its bound")
             if name == "dq" and trial.kernel.arithmetic.dq_atomics and part.conditional:
-                wrong = apart(a, b, trial.dq_spread) if bool(differing(a, b).any()) else wrong
-                because = f"{how}; sums by atomics may differ by what their order explains"
+                why = "sums by atomics may differ by what their order explains"
                 title = "dq differs by more than its order explains"
-                yield from flag("determinism", title, name, wrong, (a, b), because)
+                note(name, title, apart(a, b, trial.dq_spread), why)
+    yield from failures(found)

@@ -56,12 +56,18 @@ def hull(trial: Trial) -> Iterator[Failure]:
 def _extremes(v: torch.Tensor, lo: np.ndarray, hi: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Least and largest v over each row's interval of keys, (batch, heads_kv, rows or 1, dims).
 
-    A sparse table of powers of two: O(N log N), whatever the mask (an interval is the union of two
-    overlapping runs of 2^level keys).
+    Running extremes where all intervals have an end in common; else a sparse table of powers of
+    two: O(N log N), whatever the mask (an interval is the union of two overlapping runs of
+    2^level keys).
     """
     if (lo == lo[0]).all() and (hi == hi[0]).all() and lo[0] < hi[0]:
         keys = v[:, :, int(lo[0]) : int(hi[0])]
         return keys.amin(2, keepdim=True), keys.amax(2, keepdim=True)
+    if (lo == 0).all():
+        last = torch.from_numpy(np.maximum(hi, 1) - 1).to(v.device)
+        return v.cummin(2).values[:, :, last], v.cummax(2).values[:, :, last]
+    if (hi == v.shape[2]).all():
+        return _extremes(v.flip(2), np.zeros_like(lo), hi - lo)
     length = np.maximum(hi - lo, 1)
     level = np.floor(np.log2(length)).astype(np.int64)
     size = v.shape[2]

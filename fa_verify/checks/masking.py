@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fa_verify.checks.comparison import comparisons
-from fa_verify.checks.rerun import apart, differing, flag, outputs, screen
+from fa_verify.checks.rerun import Difference, apart, differing, failures, outputs, screen
 from fa_verify.inputs import perturb_hidden
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def _compare(trial: Trial, again: Execution, keeps: torch.Tensor, what: str) -> 
     exact = declared is not None and declared.deterministic
     first, second = outputs(trial.execution), outputs(again)
     parts = comparisons(trial)
+    found = []
     for name in ("o", "lse", "dq"):
         if name not in second or name not in parts:
             continue
@@ -94,4 +95,14 @@ def _compare(trial: Trial, again: Execution, keeps: torch.Tensor, what: str) -> 
             because = f"{what}; a row that sees none keeps its value within twice the bound"
         rows = torch.zeros_like(wrong)
         rows[:, :, keeps.to(wrong.device)] = True
-        yield from flag("masking", f"hidden keys reach {name}", name, wrong & rows, (a, b), because)
+        found.append(
+            Difference(
+                check="masking",
+                title=f"hidden keys reach {name}",
+                name=name,
+                wrong=wrong & rows,
+                runs=(a, b),
+                because=because,
+            )
+        )
+    yield from failures(found)

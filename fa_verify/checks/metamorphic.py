@@ -15,7 +15,16 @@ import torch
 
 from fa_verify import bounds
 from fa_verify.checks.comparison import comparisons
-from fa_verify.checks.rerun import apart, differing, flag, outputs, refused, screen
+from fa_verify.checks.rerun import (
+    Difference,
+    agree,
+    apart,
+    differing,
+    failures,
+    outputs,
+    refused,
+    screen,
+)
 from fa_verify.inputs import Inputs, permute_batch_heads, permute_keys, select_sequence
 from fa_verify.layouts import BHSD
 
@@ -71,13 +80,26 @@ def key_permutation(trial: Trial) -> Iterator[Failure]:
     how = "keys and values permuted"
     yield from screen(again, how)
     first, second, parts = outputs(trial.execution), outputs(again), comparisons(trial)
+    found = []
     for name in ("o", "lse"):
         if name in second and name in parts:
             wrong = apart(first[name], second[name], 2 * parts[name].bounded.det)
             because = f"{how}; they may differ by twice the bound"
             title = f"{name} depends on the order of the keys"
-            runs = (first[name], second[name])
-            yield from flag("metamorphic", title, name, wrong, runs, because)
+            found.append(_difference(title, name, wrong, (first[name], second[name]), because))
+    yield from failures(found)
+
+
+def _difference(
+    title: str,
+    name: str,
+    wrong: torch.Tensor,
+    runs: tuple[torch.Tensor, torch.Tensor],
+    because: str,
+) -> Difference:
+    return Difference(
+        check="metamorphic", title=title, name=name, wrong=wrong, runs=runs, because=because
+    )
 
 
 def values_of_one(trial: Trial) -> Iterator[Failure]:
@@ -100,7 +122,7 @@ def values_of_one(trial: Trial) -> Iterator[Failure]:
     wrong = apart(expected, second["o"], bounded.det)
     because = f"{how}; a row of weights sums to 1"
     runs = (expected, second["o"])
-    yield from flag("metamorphic", "V = 1 does not give 1", "o", wrong, runs, because)
+    yield from failures([_difference("V = 1 does not give 1", "o", wrong, runs, because)])
 
 
 def has_room_for_shift(trial: Trial) -> bool:
@@ -159,11 +181,13 @@ def row_shift(trial: Trial) -> Iterator[Failure]:
         pairs["o"] = (first["o"], second["o"][..., : p.head_dim_v], o.det[..., : p.head_dim_v])
     if "lse" in second and "lse" in parts:
         pairs["lse"] = (first["lse"], second["lse"].to(torch.float64) - moved, lse.det)
+    found = []
     for name, (a, b, bound) in pairs.items():
         wrong = apart(a, b, parts[name].bounded.det + bound)
         because = f"{how} (undone in lse); they may differ by the sum of the bounds"
         title = f"{name} does not follow a shift of the logits"
-        yield from flag("metamorphic", title, name, wrong, (a, b), because)
+        found.append(_difference(title, name, wrong, (a, b), because))
+    yield from failures(found)
 
 
 def _sign(trial: Trial) -> float:
@@ -243,20 +267,20 @@ def _same(  # noqa: PLR0917
     exact |= dict.fromkeys(
         ("dq", "dk", "dv"), invariant and declared is not None and declared.deterministic
     )
-    same_forward = True
+    same = agree(first, second)
+    same_forward = all(same.get(name, True) for name in ("o", "lse"))
+    found = []
     for name in ("o", "lse", "dq", "dk", "dv"):
-        if name not in first or name not in second or name not in bound:
+        if name not in bound or same.get(name, True):
             continue
         a, b = first[name], second[name]
-        changed = differing(a, b)
-        if name in ("o", "lse"):
-            same_forward = same_forward and not bool(changed.any())
-        elif not exact[name] and not same_forward:
+        if name not in ("o", "lse") and not exact[name] and not same_forward:
             continue
-        wrong = changed if exact[name] else apart(a, b, 2 * bound[name])
+        wrong = differing(a, b) if exact[name] else apart(a, b, 2 * bound[name])
         because = f"{how}; " + (
             "the kernel is declared batch_invariant"
             if exact[name]
             else "they may differ by twice the bound"
         )
-        yield from flag("metamorphic", f"{name} {title}", name, wrong, (a, b), because)
+        found.append(_difference(f"{name} {title}", name, wrong, (a, b), because))
+    yield from failures(found)

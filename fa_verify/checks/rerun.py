@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,11 +12,20 @@ from fa_verify.checks.where import describe
 from fa_verify.verdict import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from fa_verify.backends.base import Execution
 
-__all__ = ["apart", "differing", "flag", "outputs", "refused", "screen"]
+__all__ = [
+    "Difference",
+    "agree",
+    "apart",
+    "differing",
+    "failures",
+    "outputs",
+    "refused",
+    "screen",
+]
 
 # What a function that declares nothing may raise to say that it does not take a problem: Python's
 # words for bad arguments, and Triton's for a kernel that cannot be compiled for them.
@@ -73,26 +83,60 @@ def apart(a: torch.Tensor, b: torch.Tensor, tolerance: torch.Tensor) -> torch.Te
     return far & differing(a, b)
 
 
-def flag(  # noqa: PLR0917
-    check: str,
-    title: str,
-    name: str,
-    wrong: torch.Tensor,
-    runs: tuple[torch.Tensor, torch.Tensor],
-    because: str,
-) -> Iterator[Failure]:
-    """A failure if anything is wrong: where, what the two runs gave, and why they must agree."""
-    if not bool(wrong.any()):
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Two runs that must agree in one tensor, and where they do not.
+
+    Attributes:
+        check: Who asks; title: what it is if there is any.
+        name: The tensor.
+        wrong: bool, its shape.
+        runs: What the two gave.
+        because: Why they must agree.
+    """
+
+    check: str
+    title: str
+    name: str
+    wrong: torch.Tensor
+    runs: tuple[torch.Tensor, torch.Tensor]
+    because: str
+
+    def failure(self) -> Failure:
+        """Where it is, what the two runs gave, and why they must agree."""
+        index = tuple(int(i) for i in self.wrong.nonzero()[0].tolist())
+        place = ", ".join(str(i) for i in index)
+        first, then = (float(run[index]) for run in self.runs)
+        return Failure(
+            check=self.check,
+            title=self.title,
+            message=(
+                f"{self.name}[{place}]: first {first:.9g}, then {then:.9g}; {self.because}; "
+                f"{int(self.wrong.sum())} of {self.wrong.numel()} elements differ: "
+                f"{describe(self.name, self.wrong)}"
+            ),
+            tensor=self.name,
+        )
+
+
+def failures(differences: Sequence[Difference]) -> Iterator[Failure]:
+    """A failure for each that is somewhere; one transfer from the device asks them all."""
+    if not differences:
         return
-    index = tuple(int(i) for i in wrong.nonzero()[0].tolist())
-    place = ", ".join(str(i) for i in index)
-    yield Failure(
-        check=check,
-        title=title,
-        message=(
-            f"{name}[{place}]: first {float(runs[0][index]):.9g}, "
-            f"then {float(runs[1][index]):.9g}; {because}; "
-            f"{int(wrong.sum())} of {wrong.numel()} elements differ: {describe(name, wrong)}"
-        ),
-        tensor=name,
-    )
+    some = torch.stack([difference.wrong.any() for difference in differences]).tolist()
+    for difference, any_wrong in zip(differences, some, strict=True):
+        if any_wrong:
+            yield difference.failure()
+
+
+def agree(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> dict[str, bool]:
+    """Whether two runs gave the same in each tensor that both have; see `differing`."""
+    names = [name for name in a if name in b]
+    if not names:
+        return {}
+    # NaN differs from itself in the first look, which nearly always is the last.
+    some = torch.stack([(a[name] != b[name]).any() for name in names]).tolist()
+    return {
+        name: not (differs and bool(differing(a[name], b[name]).any()))
+        for name, differs in zip(names, some, strict=True)
+    }

@@ -30,6 +30,7 @@ __all__ = [
     "SLACK",
     "SPARSE",
     "Inputs",
+    "among_others",
     "duplicate",
     "elements",
     "fingerprint",
@@ -325,3 +326,25 @@ def select_sequence(case: Case, inputs: Inputs, batch_index: int) -> tuple[Case,
         for name, tensor in inputs.named()
     }
     return alone, Inputs(**tensors)
+
+
+def among_others(
+    case: Case, inputs: Inputs, batch_index: int, *, batch: int, place: int
+) -> tuple[Case, Inputs]:
+    """One sequence at a place in another batch, in fresh poisoned buffers of the same layouts.
+
+    Its mates hold the same numbers negated, rows in reverse order: finite, and never its own. The
+    case describes the shapes; its seed does not reproduce the elements.
+    """
+    if not 0 <= batch_index < case.problem.batch or not 0 <= place < batch:
+        msg = f"batch_index={batch_index}, place={place}: must be in the old and the new batch"
+        raise InvalidInputError(msg)
+    other = dataclasses.replace(case, problem=dataclasses.replace(case.problem, batch=batch))
+    tensors = {}
+    for name, tensor in inputs.named():
+        own = tensor[batch_index : batch_index + 1].cpu()
+        mates = -own.flip(2).expand(batch, *own.shape[1:])
+        mates[place] = own[0]
+        layout = _layout(case, name)
+        tensors[name] = _lay_out(mates, layout, tensor.dtype, str(tensor.device))
+    return other, Inputs(**tensors)

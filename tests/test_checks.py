@@ -374,6 +374,40 @@ def test_metamorphic_relations_see_their_faults():
     )
 
 
+def test_a_sequence_is_the_same_in_any_batch():
+    alone = "pass=bwd h=4/2 s=24x40 d=16 dtype=float32 seed={}"
+
+    def splitting(problem, q, k, v):  # the keys in as many parts as there are sequences
+        parts, step = [], -(-problem.seqlen_k // problem.batch)
+        for at in range(0, problem.seqlen_k, step):
+            part = dataclasses.replace(problem, seqlen_k=min(step, problem.seqlen_k - at))
+            parts.append(forward(part, q, k[:, :, at : at + step], v[:, :, at : at + step]))
+        lse = torch.logsumexp(torch.stack([x.lse for x in parts]), 0)
+        return Outputs(sum(x.o * torch.exp(x.lse - lse)[..., None] for x in parts), lse)
+
+    def leaking(problem, q, k, v):  # the next sequence's first value
+        outputs = forward(problem, q, k, v)
+        return Outputs(outputs.o + 1e-8 * v.roll(1, 0)[:, :1, :1], outputs.lse)
+
+    def strided(problem, q, k, v):  # the batch stride of v in the place of k's
+        outputs = forward(problem, q, k, v)
+        return Outputs(outputs.o, outputs.lse + 1e-3 * torch.arange(problem.batch)[:, None, None])
+
+    for seed in range(5):
+        case = alone.format(seed)
+        assert titles(metamorphic.sequence_among_others, trial(case)) == []
+        split = trial(case, fwd=splitting)
+        assert "o depends on its batch" in titles(metamorphic.sequence_among_others, split)
+        tolerant = trial(case, fwd=splitting, promises=Capabilities())
+        assert titles(metamorphic.sequence_among_others, tolerant) == []
+        found = titles(metamorphic.sequence_among_others, trial(case, fwd=leaking))
+        assert "o depends on its batch" in found
+        found = titles(metamorphic.sequence_among_others, trial(case, fwd=strided))
+        assert "lse depends on its batch" in found
+    far = trial(CASE.replace("seed=3", "q=bhsd.b2147483648 seed=3"))
+    assert not metamorphic.fits_among_others(far)
+
+
 def test_a_kernel_may_refuse_problems_that_nobody_drew():
     def particular(problem, q, k, v):  # head dims in eights, one layout for all, pairs of sequences
         if problem.head_dim % 8 or problem.batch % 2 or len({q.stride(), k.stride()}) > 1:
@@ -400,13 +434,13 @@ def test_an_independent_case_gets_few_reruns_and_a_searched_one_all():
     assert len(reruns.chosen(small)) <= 3
     assert len(reruns.chosen(larger)) == 1
     assert len(reruns.chosen(trial(promises=Capabilities()))) == 1
-    assert len(reruns.chosen(trial(independent=False))) == 7
+    assert len(reruns.chosen(trial(independent=False))) == 8
     names = {
         name
         for seed in range(60)
         for name in reruns.chosen(trial(CASE.replace("seed=3", f"seed={seed}")))
     }
-    assert len(names) == 7
+    assert len(names) == 8
 
 
 def test_statistics_are_finite_and_complete():

@@ -25,7 +25,14 @@ from fa_verify.checks.rerun import (
     refused,
     screen,
 )
-from fa_verify.inputs import Inputs, permute_batch_heads, permute_keys, select_sequence
+from fa_verify.inputs import (
+    SPARSE,
+    Inputs,
+    among_others,
+    permute_batch_heads,
+    permute_keys,
+    select_sequence,
+)
 from fa_verify.layouts import BHSD
 
 if TYPE_CHECKING:
@@ -37,12 +44,14 @@ if TYPE_CHECKING:
     from fa_verify.verdict import Failure
 
 __all__ = [
+    "fits_among_others",
     "has_room_for_shift",
     "key_permutation",
     "other_places",
     "permutable_keys",
     "row_shift",
     "sequence_alone",
+    "sequence_among_others",
     "several_heads",
     "several_sequences",
     "values_of_one",
@@ -245,6 +254,44 @@ def sequence_alone(trial: Trial) -> Iterator[Failure]:
     first = {name: t[only] for name, t in outputs(trial.execution).items()}
     bound = {name: part.bounded.det[only] for name, part in comparisons(trial).items()}
     yield from _same(trial, first, outputs(again), bound, how, "depends on its batch mates")
+
+
+_BATCHES = (2, 3, 5)  # sizes of the other batch: small, since it costs as many sequences
+
+
+def fits_among_others(trial: Trial) -> bool:
+    """Whether a larger batch of the same layouts takes no more memory than there are elements."""
+    p = trial.case.problem
+    pairs = (
+        (p.layout_q, p.shape_q),
+        (p.layout_k, p.shape_k),
+        (p.layout_v, p.shape_v),
+        (p.layout_do, p.shape_o),
+    )
+    spans = [layout.span((max(_BATCHES), *shape[1:])) for layout, shape in pairs]
+    return p.seqlen_q > 0 and max(spans) < SPARSE
+
+
+def sequence_among_others(trial: Trial) -> Iterator[Failure]:
+    """A sequence at another place, in a batch of another size, with other mates: same results.
+
+    How a launcher divides the work (blocks, splits of the keys) may follow the size of the batch.
+    """
+    p, rng = trial.case.problem, _rng(trial)
+    chosen = int(rng.integers(p.batch))
+    batch = int(rng.choice([size for size in _BATCHES if size != p.batch]))
+    place = int(rng.choice([i for i in range(batch) if i != chosen]))
+    case, others = among_others(trial.case, trial.pristine, chosen, batch=batch, place=place)
+    again = _other_problem(trial, others, case.problem, backward=trial.case.backward)
+    if again is None:
+        return
+    how = f"sequence {chosen} at place {place} of a batch of {batch}, with other mates"
+    yield from screen(again, how)
+    was, now = slice(chosen, chosen + 1), slice(place, place + 1)
+    first = {name: t[was] for name, t in outputs(trial.execution).items()}
+    second = {name: t[now] for name, t in outputs(again).items()}
+    bound = {name: part.bounded.det[was] for name, part in comparisons(trial).items()}
+    yield from _same(trial, first, second, bound, how, "depends on its batch")
 
 
 def _same(  # noqa: PLR0917

@@ -36,6 +36,7 @@ RERUNS: tuple[tuple[str, Callable[[Trial], bool], Callable[[Trial], Iterator[Fai
     ("row shift", metamorphic.has_room_for_shift, metamorphic.row_shift),
     ("batch and head permutation", metamorphic.several_heads, metamorphic.other_places),
     ("one sequence alone", metamorphic.several_sequences, metamorphic.sequence_alone),
+    ("in another batch", metamorphic.fits_among_others, metamorphic.sequence_among_others),
 )
 """Name, whether it says anything about a trial, and the check."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.checks.comparison import compare, comparisons, sound, ulp
-from fa_verify.checks.rerun import differing, outputs, screen
+from fa_verify.checks.rerun import agree, differing, outputs, screen
 from fa_verify.checks.where import describe
 from fa_verify.inputs import duplicate
 from fa_verify.verdict import Failure
@@ -44,7 +44,8 @@ def check(trial: Trial) -> Iterator[Failure]:
     promised = trial.kernel.capabilities
     exact = promised is not None and promised.deterministic
     parts = comparisons(trial)
-    seen = {name: _Range.of(x) for name, x in outputs(execution).items() if name in parts}
+    first = {name: x for name, x in outputs(execution).items() if name in parts}
+    seen = {name: _Range.of(x) for name, x in first.items()}
     for number in range(trial.setup.stress):
         how, setup = _way(trial, number)
         again = trial.rerun(duplicate(trial.pristine), backward=trial.case.backward, **setup)  # type: ignore[arg-type]
@@ -53,14 +54,11 @@ def check(trial: Trial) -> Iterator[Failure]:
             yield from found
             return
         results = outputs(again)
-        alike = all(
-            not bool(differing(seen[name].first, results[name]).any())
-            for name in ("o", "lse")
-            if name in seen and name in results
-        )
-        for name, x in results.items():
-            if name in seen and (exact or alike or name in ("o", "lse")):
-                seen[name].add(x, how)
+        same = agree(first, results)
+        alike = all(same.get(name, True) for name in ("o", "lse"))
+        for name, extent in seen.items():
+            if name in results and (exact or alike or name in ("o", "lse")):
+                extent.add(results[name], how, same=same[name])
     for name, extent in seen.items():
         if extent.moved:
             yield from _judge(trial, name, extent, exact=exact)
@@ -97,12 +95,11 @@ class _Range:
         wide = first.to(torch.float64)
         return cls(first, wide, wide, torch.zeros_like(first, dtype=torch.bool))
 
-    def add(self, x: torch.Tensor, how: str) -> None:
+    def add(self, x: torch.Tensor, how: str, *, same: bool) -> None:
         self.runs[how] += 1
-        differs = differing(self.first, x)
-        if bool(differs.any()):
+        if not same:
             self.moved[how] += 1
-            self.changed |= differs
+            self.changed |= differing(self.first, x)
             wide = x.to(torch.float64)
             self.low, self.high = torch.minimum(self.low, wide), torch.maximum(self.high, wide)
 

@@ -24,7 +24,7 @@ from fa_verify import distribution
 from fa_verify.backends.base import Setup
 from fa_verify.case import Case
 from fa_verify.pool import Pool
-from fa_verify.record import CaseRecord, Shrunk
+from fa_verify.record import CaseRecord, Shrunk, kind_of
 from fa_verify.strategies import shrink
 from fa_verify.verdict import Verdict
 
@@ -312,16 +312,22 @@ def _cases(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
 def _distinct(
     failed: list[tuple[Kernel, CaseRecord]], most: int
 ) -> Iterator[tuple[Kernel, CaseRecord]]:
-    """One failing record for each fault that no earlier one shows, smallest cases first."""
-    seen: set[tuple[str, str, str]] = set()
+    """Failing records that show a fault which no earlier one shows, smallest cases first.
+
+    A kind of fault that nothing shows yet comes before another argument of a kind that is shown.
+    """
+    seen: set[tuple[str, ...]] = set()
     shown: collections.Counter[str] = collections.Counter()
-    for kernel, record in sorted(failed, key=lambda item: _size(item[1])):
-        keys = {(kernel.target, f.check, f.title) for f in record.failures}
-        if keys <= seen or shown[kernel.target] >= most:
-            continue
-        seen |= keys
-        shown[kernel.target] += 1
-        yield kernel, record
+    ordered = sorted(failed, key=lambda item: _size(item[1]))
+    for kinds in (True, False):
+        for kernel, record in ordered:
+            faults = [(kernel.target, f.check, f.title) for f in record.failures]
+            kind = [(kernel.target, f.check, kind_of(f.title)) for f in record.failures]
+            if seen.issuperset(kind if kinds else faults) or shown[kernel.target] >= most:
+                continue
+            seen.update(faults, kind)
+            shown[kernel.target] += 1
+            yield kernel, record
 
 
 def _size(record: CaseRecord) -> int:

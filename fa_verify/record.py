@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["CaseRecord", "End", "FailureRecord", "Shrunk", "Start", "TensorStats", "Writer", "read"]
+__all__ = [
+    "CaseRecord",
+    "End",
+    "FailureRecord",
+    "Shrunk",
+    "Start",
+    "TensorStats",
+    "Writer",
+    "kind_of",
+    "read",
+]
 
 
 class TensorStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +69,15 @@ class FailureRecord(msgspec.Struct, frozen=True, kw_only=True):
     diagnosis: str = ""
     location: str = ""
     source: str = ""
+
+
+def kind_of(title: str) -> str:
+    """A failure's title without the argument.
+
+    >>> kind_of("out-of-bounds-read through q")
+    'out-of-bounds-read'
+    """
+    return title.partition(" through ")[0]
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):

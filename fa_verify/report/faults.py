@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from fa_verify.record import FailureRecord
+from fa_verify.record import FailureRecord, kind_of
 from fa_verify.report.result import Result, work
 from fa_verify.report.text import lines
 from fa_verify.verdict import Verdict
@@ -169,8 +169,7 @@ def _spot(location: str) -> str:
 
 
 def _kind(fault: Fault) -> tuple[str, str, str]:
-    """A title without the argument: accesses outside q and outside k are of one kind."""
-    return fault.kernel, fault.check, fault.title.partition(" through ")[0]
+    return fault.kernel, fault.check, kind_of(fault.title)
 
 
 def find_notes(results: Sequence[Result]) -> tuple[Note, ...]:

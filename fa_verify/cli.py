@@ -1,4 +1,6 @@
-"""The command line: check, replay, selftest, mutate, list, report, compare. All work is done below.
+"""The command line: check, replay, selftest, mutate, resources, list, report, compare.
+
+All work is done below.
 
 Exit codes: 0 all pass, 1 a kernel failed, 2 misuse, 3 nothing was verified, 4 the harness broke.
 """
@@ -63,6 +65,16 @@ _SEED = click.option(
     show_default=True,
     help="Seed of the run; the same seed draws the same cases.",
 )
+_DTYPE = click.option(
+    "--dtype",
+    type=click.Choice(["float16", "bfloat16", "float32"]),
+    default=None,
+    help="Only this dtype.",
+)
+
+
+def _most(name: str, text: str) -> Callable[[Any], Any]:
+    return click.option(f"--max-{name}", type=click.IntRange(min=0), default=None, help=text)
 
 
 def _report(folder: str, text: str) -> Callable[[Any], Any]:
@@ -100,12 +112,7 @@ def _cli() -> None:
 @_BUDGET
 @_SEED
 @_WORKERS
-@click.option(
-    "--dtype",
-    type=click.Choice(["float16", "bfloat16", "float32"]),
-    default=None,
-    help="Only this dtype.",
-)
+@_DTYPE
 @click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of one case.  [default: 60s]")
 @click.option(
     "--stress",
@@ -216,6 +223,82 @@ def mutate(target: str, folder: Path, **options: Any) -> int:
     from fa_verify.mutation import mutate as run  # noqa: PLC0415
 
     return run(target, folder, **options)
+
+
+@_cli.command()
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.option(
+    "--arch",
+    default="sm_80,sm_90,sm_100,gfx942",
+    show_default=True,
+    help="Chips to compile for.",
+)
+@click.option(
+    "--cases",
+    type=click.IntRange(min=1),
+    default=6,
+    show_default=True,
+    help="Cases of each kernel whose launches are compiled.",
+)
+@_SEED
+@_DTYPE
+@_WORKERS
+@click.option(
+    "--timeout", type=_Seconds(), default=300.0, help="Limit of one compilation.  [default: 5m]"
+)
+@_most("registers", "Most registers of a thread.")
+@_most("spills", "Most bytes that a thread stores and loads for want of registers.")
+@_most("stack", "Most bytes of stack of a thread.")
+@_most("shared", "Most bytes of shared memory of a program.")
+@click.option(
+    "--tensor-cores", is_flag=True, help="Products that tensor cores can compute must use them."
+)
+@click.option(
+    "--baseline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Fail where a build takes more than in this file (more registers or spills, shared "
+    "memory that no longer fits, tensor cores no longer used).",
+)
+@click.option(
+    "--slack",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Registers that a build may take more of than the baseline.",
+)
+@click.option(
+    "--save",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Write a baseline to this file.",
+)
+@click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".fa_verify/resources"),
+    show_default=True,
+    help="Folder of what was compiled before.",
+)
+@click.option("--no-cache", is_flag=True, help="Compile everything.")
+@_report("fa-verify-resources", "Folder of the record.")
+def resources(
+    targets: tuple[str, ...],
+    folder: Path,
+    *,
+    cache: Path,
+    no_cache: bool,
+    tensor_cores: bool,
+    slack: int,
+    **options: Any,
+) -> int:
+    """Compile what TARGET launches for chips that are not there; show what it takes of them."""
+    from fa_verify.resources import resources as run  # noqa: PLC0415
+    from fa_verify.resources.findings import Limits  # noqa: PLC0415
+
+    most = {name: options.pop(f"max_{name}") for name in ("registers", "spills", "stack", "shared")}
+    limits = Limits(**most, tensor_cores=tensor_cores, slack=slack)
+    return run(targets, folder, limits=limits, cache=None if no_cache else cache, **options)
 
 
 @_cli.command(name="list")

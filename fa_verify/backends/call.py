@@ -23,13 +23,14 @@ __all__ = ["Called", "call"]
 
 @dataclasses.dataclass(slots=True)
 class Called:
-    """The results and, if any, the exception and the stage in which it arose."""
+    """The results and, if any, the exception, its text and the stage in which it arose."""
 
     outputs: Outputs | None = None
     grads: Grads | None = None
     error: str = ""
     error_kind: str = ""
     stage: str = ""
+    exception: Exception | None = None
 
 
 def call(
@@ -89,6 +90,7 @@ def call(
         called.error_kind, called.error = "unsupported", _text(error)
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises is part of the verdict
         called.error_kind, called.error = "raised", _text(error)
+        called.exception = error
     return called
 
 

@@ -31,7 +31,7 @@ def pinned(
     Args:
         index: Which.
         configs: Function name to the number offered; filled as functions run.
-        chosen: Function name to the configuration that ran; filled likewise.
+        chosen: Function name to the configuration that ran last; filled likewise.
     """
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -40,6 +40,8 @@ def pinned(
         configs[name] = len(self.configs)
         unfit: Exception | None = None
         for config in _in_turn(self, index, kwargs):
+            if chosen is not None:
+                chosen[name] = str(config)
             if config.pre_hook is not None:
                 config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
             try:
@@ -48,8 +50,6 @@ def pinned(
                 unfit = error
                 continue
             self.best_config, self.nargs = config, None
-            if chosen is not None:
-                chosen[name] = str(config)
             return result
         raise unfit or AssertionError(name)
 

@@ -13,8 +13,7 @@ from triton.compiler.compiler import CompiledKernel
 
 from fa_verify.ttir.engine.program import TensorDescriptorArgument, edited, program_for
 from fa_verify.ttir.launch import session
-from fa_verify.ttir.launch.compiler import CAPABILITY
-from fa_verify.ttir.launch.hopper import PROPERTIES
+from fa_verify.ttir.launch.hopper import PROPERTIES, capability
 from fa_verify.ttir.sanitizer import births, wraps
 from fa_verify.ttir.sanitizer.orders import Orders
 
@@ -216,7 +215,7 @@ class Driver(DriverBase):  # type: ignore[misc]
 
     def get_current_target(self) -> GPUTarget:
         """Return the target kernels are compiled for."""
-        return GPUTarget("cuda", CAPABILITY, 32)
+        return GPUTarget("cuda", capability(), 32)
 
     def get_active_torch_device(self) -> torch.device:
         """Return where tensors are to be."""
@@ -235,9 +234,9 @@ class Driver(DriverBase):  # type: ignore[misc]
         return 0
 
     def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
-        """Return a Hopper's."""
+        """Return our chip's."""
         del device
-        return divmod(CAPABILITY, 10)
+        return divmod(capability(), 10)
 
     def get_device_interface(self) -> Any:
         """Return torch.cuda, which answers for us while we are active."""

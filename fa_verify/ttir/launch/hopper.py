@@ -237,6 +237,25 @@ def _replaced() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 _REPLACED = list(_replaced())
 
 
+def capability() -> int:
+    """As Triton's targets have it: 90 for (9, 0)."""
+    return int(10 * _TORCH_PROPERTIES.major + _TORCH_PROPERTIES.minor)
+
+
+def become(major: int, minor: int, shared: int) -> None:
+    """Have another chip's capability and shared memory for the rest of the process.
+
+    For whoever only wants to know what is launched there: numbers stay those of a Hopper.
+    """
+    _TORCH_PROPERTIES.major, _TORCH_PROPERTIES.minor = major, minor
+    PROPERTIES["max_shared_mem"] = _TORCH_PROPERTIES.shared_memory_per_block_optin = shared
+    for _, answers in _REPLACED:
+        if "get_device_capability" in answers:
+            answers["get_device_capability"] = _always((major, minor))
+        if "get_arch_list" in answers:
+            answers["get_arch_list"] = _always([f"sm_{major}{minor}"])
+
+
 @contextmanager
 def answering() -> Iterator[None]:
     """Answer for torch.cuda where there is no CUDA."""

@@ -71,6 +71,7 @@ class Plan:
         dtype: Only this dtype, if given.
         stress: Some cases also run many times under stress, under every configuration, and with
             other numbers of warps and stages (`further`).
+        long: The long cases, once, in the place of drawn ones (CUDA only).
     """
 
     backend: str = "cpu"
@@ -86,6 +87,7 @@ class Plan:
     turn: int = 16
     dtype: str | None = None
     stress: bool = False
+    long: bool = False
 
 
 class Listener(Protocol):
@@ -291,6 +293,10 @@ def further(setup: Setup, record: CaseRecord) -> list[Setup]:
 
 
 def _cases(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
+    if plan.long:  # all with the first configuration, which is as a rule the one for long sequences
+        cases = distribution.long(kernel.takes, plan.seed, dtype=plan.dtype)
+        yield from ((0, case) for case in itertools.islice(cases, plan.cases))
+        return
     index = 0
     first = plan.seed * _CUDA_FORMS
     forms = range(first, first + _CUDA_FORMS) if plan.backend == "cuda" else ()

@@ -18,7 +18,7 @@ from rich.text import Text
 from fa_verify import backends, campaign, loader
 from fa_verify.backends.base import Setup
 from fa_verify.case import Case
-from fa_verify.errors import KernelLoadError
+from fa_verify.errors import InvalidInputError, KernelLoadError
 from fa_verify.examples import Examples
 from fa_verify.record import CaseRecord, End, Shrunk, Start, Writer
 from fa_verify.report import files, table
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "list_kernels", "replay", "start_line"]
 
 _DEFAULT_CASES = 200
+_LONG_TIMEOUT = 600.0  # seconds for one long case, which has as many elements as 10,000 others
 _SAY_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 _NOTHING = 3
 
@@ -54,6 +55,7 @@ def check(
     dtype: str | None,
     timeout: float,
     stress: bool,
+    long: bool,
     examples: Path | None,
 ) -> int:
     """Run a campaign, write its record and report into ``folder``, return the exit code.
@@ -72,16 +74,20 @@ def check(
             )
         return _NOTHING
     backend = backends.resolve(backend)
+    if long and backend != "cuda":
+        msg = f"--long with backend={backend!r}: cases of 131,072 keys need a CUDA device"
+        raise InvalidInputError(msg)
     plan = campaign.Plan(
         backend=backend,
         cases=_DEFAULT_CASES if cases is None and budget is None else cases,
         seconds=budget,
         seed=seed,
-        workers=workers or len(os.sched_getaffinity(0)),
-        timeout=timeout,
+        workers=workers or (1 if long else len(os.sched_getaffinity(0))),
+        timeout=max(timeout, _LONG_TIMEOUT) if long else timeout,
         memory=_memory(workers or len(os.sched_getaffinity(0))),
         dtype=dtype,
         stress=stress,
+        long=long,
     )
     begin = time.monotonic()
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")

@@ -119,6 +119,11 @@ def _cli() -> None:
     is_flag=True,
     help="One case in 16 also runs many times under stress, and under every configuration.",
 )
+@click.option(
+    "--long",
+    is_flag=True,
+    help="Cases of 131,072 keys and of tensors past 2^31 elements instead; one worker, on a card.",
+)
 @_report("fa-verify-report", "Folder of record and report.")
 @click.option(
     "--strict", is_flag=True, help="Unsupported cases and inconclusive elements fail too."

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fa_verify.layouts import Layout
 
 __all__ = [
+    "REPEATS",
     "SLACK",
     "SPARSE",
     "Inputs",
@@ -36,6 +37,7 @@ __all__ = [
     "fingerprint",
     "materialise",
     "modified",
+    "period",
     "permute_batch_heads",
     "permute_keys",
     "perturb_hidden",
@@ -47,6 +49,9 @@ SLACK = 64
 
 SPARSE = 1 << 28
 """Elements from which on a buffer is sparse: it takes memory only where elements are."""
+
+REPEATS = 1 << 27
+"""Elements of a tensor from which on its sequences repeat: making all would take minutes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +79,11 @@ class Inputs:
 
 
 def elements(case: Case) -> dict[str, npt.NDArray[np.float64]]:
-    """The float64 elements of q, k, v (and do), before rounding; finite in the storage dtype."""
-    p, values = case.problem, case.values
+    """The float64 elements of q, k, v (and do), before rounding; finite in the storage dtype.
+
+    Of a case whose sequences repeat, only those of one `period`.
+    """
+    p, values = dataclasses.replace(case.problem, batch=period(case)), case.values
     facts = Facts.of(p.dtype, p.scale)
     q, k = QK_FAMILIES[values.qk](stream(case.seed, "qk"), p.shape_q, p.shape_k, facts)
     arrays = {
@@ -88,16 +96,35 @@ def elements(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     return {name: np.clip(a, -facts.largest, facts.largest) for name, a in arrays.items()}
 
 
+def period(case: Case) -> int:
+    """After how many sequences their elements repeat; the batch itself, but for huge tensors.
+
+    It is odd: an offset that wraps at a power of two then finds other elements, not the same ones.
+    """
+    p = case.problem
+    sequence = max(math.prod(s[1:]) for s in (p.shape_q, p.shape_k, p.shape_v, p.shape_o))
+    if p.batch * sequence < REPEATS:
+        return p.batch
+    fit = REPEATS // 2 // max(1, sequence)
+    return min(p.batch, max(1, fit - 1 + fit % 2))
+
+
 def materialise(case: Case, device: str = "cpu") -> Inputs:
-    """The case's tensors on a device. The same case gives the same bits everywhere.
+    """The case's tensors on a device. The same case gives the same elements everywhere.
 
     Elements before the first (a storage offset), between rows, heads or sequences (padding) and
-    the `SLACK` elements after the last are NaN; between elements further apart than `SPARSE` they
-    are 0, in memory that is never touched. Heads of a ``shared`` layout are all head 0.
+    the `SLACK` elements after the last are NaN; on the CPU those between elements further apart
+    than `SPARSE` are 0, in memory that is never touched. Heads of a ``shared`` layout are all
+    head 0. Sequences repeat where `period` says so.
     """
     tensors = {
-        # Rounded on the CPU whatever the device, so that the bits do not depend on it.
-        name: _lay_out(torch.from_numpy(array), _layout(case, name), _dtype(case), device)
+        name: _lay_out(
+            torch.from_numpy(array),
+            _layout(case, name),
+            _dtype(case),
+            device,
+            batch=case.problem.batch,
+        )
         for name, array in elements(case).items()
     }
     return Inputs(**tensors)
@@ -114,23 +141,28 @@ def _layout(case: Case, name: str) -> Layout:
     return layout
 
 
-def _lay_out(values: Tensor, layout: Layout, dtype: torch.dtype, device: str) -> Tensor:
-    """A poisoned buffer holding the values, seen through the layout's strides."""
-    batch, heads, seqlen, head_dim = values.shape
-    shape = (batch, heads, seqlen, head_dim)
-    size = layout.offset + layout.span(shape) + SLACK
-    buffer = _buffer(size, dtype)
+def _lay_out(
+    values: Tensor, layout: Layout, dtype: torch.dtype, device: str, *, batch: int | None = None
+) -> Tensor:
+    """A poisoned buffer holding the values, again and again in a larger batch, in the layout."""
+    count, heads, seqlen, head_dim = values.shape
+    shape = (count if batch is None else batch, heads, seqlen, head_dim)
+    buffer = _buffer(layout.offset + layout.span(shape) + SLACK, dtype, device)
     view = buffer.as_strided(shape, layout.strides(shape), layout.offset)
     written = slice(0, 1) if layout.shared_heads else slice(None)
-    view[:, written].copy_(values[:, written])
-    if torch.device(device).type == "cpu":
-        return view
-    return buffer.to(device).as_strided(shape, layout.strides(shape), layout.offset)
+    values = values[:, written]
+    if buffer.device.type != "cpu":
+        # Rounded on the CPU whatever the device, so that the bits do not depend on it.
+        values = values.to(dtype).to(device)
+    for start in range(0, shape[0], max(1, count)):
+        part = view[start : start + count, written]
+        part.copy_(values[: len(part)])
+    return view
 
 
-def _buffer(size: int, dtype: torch.dtype) -> Tensor:
-    if size < SPARSE:
-        return torch.full((size,), torch.nan, dtype=dtype)
+def _buffer(size: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    if size < SPARSE or torch.device(device).type != "cpu":
+        return torch.full((size,), torch.nan, dtype=dtype, device=device)
     return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize), dtype=dtype)
 
 
@@ -146,9 +178,9 @@ def _storage(tensor: Tensor) -> Tensor:
 
 
 def _clone(tensor: Tensor, device: str | None = None) -> Tensor:
-    if _is_sparse(tensor) and device in (None, "cpu"):
+    if _is_sparse(tensor):  # gigabytes of slack stay where they are
         size = tensor.untyped_storage().nbytes() // tensor.element_size()
-        copy = _buffer(size, tensor.dtype)
+        copy = _buffer(size, tensor.dtype, device or tensor.device)
         copy = copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         written = slice(0, 1) if tensor.stride(1) == 0 else slice(None)
         copy[:, written].copy_(tensor[:, written])

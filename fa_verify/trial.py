@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fa_verify import bounds
 from fa_verify.inputs import Inputs, duplicate, materialise
+from fa_verify.kernel import Grads, Outputs
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +85,40 @@ class Trial:
     def execution(self) -> Execution:
         """The run that is judged, its tensors where the case is judged."""
         return self.launched.to(self.device)
+
+    def part(self, batch: slice, kv_heads: slice) -> Trial:
+        """Some sequences and key heads of the run as a trial of their own, judged by det alone.
+
+        Its inputs and results are views of these; nothing runs again. `RUN_RISK` counts cases, not
+        their parts, hence det.
+        """
+        p, x, ran = self.case.problem, self.pristine, self.execution
+        kv = kv_heads.stop - kv_heads.start
+        heads = slice(kv_heads.start * p.group, kv_heads.stop * p.group)
+
+        def cut(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
+            key_like = name in ("k", "v", "dk", "dv")
+            return None if tensor is None else tensor[batch, kv_heads if key_like else heads]
+
+        size = batch.stop - batch.start
+        problem = dataclasses.replace(p, batch=size, heads_q=kv * p.group, heads_kv=kv)
+        case = dataclasses.replace(self.case, problem=problem)
+        part = Trial(self.kernel, case, self.setup, self.backend, independent=False)
+        o, grads = ran.outputs, ran.grads
+        unwritten = {name: cut(name, mask) for name, mask in ran.unwritten.items()}
+        known = {
+            "device": self.device,
+            "pristine": Inputs(**{name: cut(name, tensor) for name, tensor in x.named()}),  # type: ignore[arg-type]
+            "execution": dataclasses.replace(
+                ran,
+                outputs=o and Outputs(cut("o", o.o), cut("lse", o.lse), o.saved),  # type: ignore[arg-type]
+                grads=grads
+                and Grads(*(cut(name, getattr(grads, name)) for name in ("dq", "dk", "dv"))),  # type: ignore[arg-type]
+                unwritten={name: m for name, m in unwritten.items() if m is not None and m.any()},
+            ),
+        }
+        part.__dict__.update(known)
+        return part
 
     @property
     def execution_so_far(self) -> Execution | None:

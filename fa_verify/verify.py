@@ -8,7 +8,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from fa_verify import checks, diagnosis
+from fa_verify import checks, diagnosis, slices
 from fa_verify.checks.rerun import refused
 from fa_verify.record import CaseRecord, FailureRecord
 from fa_verify.trial import Trial
@@ -108,10 +108,14 @@ def _judge(
     execution = trial.execution
     if refused(execution, declared=declared is not None):
         return Verdict.UNSUPPORTED, execution.error.partition("\n")[0], (), {}
-    failures = tuple(failure for check in checks.ALL for failure in check(trial))
-    stats = checks.statistics(trial)
+    whole = not slices.needed(case.problem)
+    if whole:
+        failures = tuple(failure for check in checks.ALL for failure in check(trial))
+        stats = checks.statistics(trial)
+    else:
+        failures, stats = slices.judge(trial)
     if failures:
-        if explain:
+        if explain and whole:
             failures = tuple(diagnosis.diagnose(trial, failures, others))
         return Verdict.FAIL, "", failures, stats
     if not stats:

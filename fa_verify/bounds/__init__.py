@@ -54,6 +54,7 @@ def bound_forward(
         reference=exact.lse.reshape(problem.shape_lse),
         det=exact.lse_bound.reshape(problem.shape_lse),
         bias=functools.partial(lse_allowance, model, given) if rounds_to_nearest(model) else None,
+        terms=max(1, problem.seqlen_k),
     )
     o = rounded(
         name="o",
@@ -62,6 +63,7 @@ def bound_forward(
         out=model.out,
         shape=problem.shape_o,
         refiner=refiner,
+        terms=problem.seqlen_k,
     )
     return o, lse
 
@@ -124,6 +126,7 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
             out=model.out,
             shape=shape,
             refiner=refiner,
+            terms=problem.seqlen_k if name == "dq" else problem.group * problem.seqlen_q,
         )
 
     return (

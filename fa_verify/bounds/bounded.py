@@ -35,6 +35,7 @@ class Bounded:
             right here; None: nowhere.
         refiner: See `prob`; None: the probabilistic bound is the deterministic one.
         bias: What a sum of errors, weighted as it is told, may be; None: it is not known.
+        terms: Logits that a row has (a key, for dk and dv): what looking at one costs.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Bounded:
     overflow_ok: Tensor | None = None
     refiner: Refiner | None = dataclasses.field(default=None, repr=False)
     bias: Callable[[Tensor], Allowance] | None = dataclasses.field(default=None, repr=False)
+    terms: int = 1
 
     def prob(self, observed: Tensor) -> Tensor:
         """Bound that holds with probability 1 - d for the whole tensor: min(det, probabilistic).
@@ -70,6 +72,7 @@ def rounded(
     out: Format,
     shape: tuple[int, ...],
     refiner: Refiner | None = None,
+    terms: int = 1,
 ) -> Bounded:
     """Add the rounding to the output format, and mark where it may overflow; (B17)."""
     reach = reference.abs() + bound
@@ -82,4 +85,5 @@ def rounded(
         overflow_ok=overflow.reshape(shape),
         refiner=refiner,
         bias=None if refiner is None else functools.partial(allowance, refiner, reference, out),
+        terms=max(1, terms),
     )

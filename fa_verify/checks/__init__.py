@@ -23,20 +23,31 @@ from fa_verify.verdict import Failure
 if TYPE_CHECKING:
     from fa_verify.trial import Trial
 
-__all__ = ["ALL", "Check", "Comparison", "TensorStats", "comparisons", "reruns", "statistics"]
+__all__ = [
+    "ALL",
+    "WHOLE",
+    "WITHIN",
+    "Check",
+    "Comparison",
+    "TensorStats",
+    "comparisons",
+    "reruns",
+    "statistics",
+]
 
 Check = Callable[["Trial"], Iterable[Failure]]
 
-ALL: tuple[Check, ...] = (
-    contract.check,
-    memory.check,
-    unmodified.check,
+WHOLE: tuple[Check, ...] = (contract.check, memory.check, unmodified.check)
+"""Those that take a run as a whole and need no reference."""
+
+WITHIN: tuple[Check, ...] = (
     memory.unwritten,
     nonfinite.check,
     numerics.check,
     bias.check,
     invariants.hull,
     invariants.value_gradient_sum,
-    reruns.check,
-    stress.check,
 )
+"""Those that judge each sequence and head by itself."""
+
+ALL: tuple[Check, ...] = (*WHOLE, *WITHIN, reruns.check, stress.check)

@@ -1,11 +1,14 @@
 """The default distribution of cases: `sample` draws one, `draw` those of a campaign's shard.
 
+`long` has those that take a card.
+
 No torch, no Triton. The tables are stated in docs/distribution.md.
 """
 
 from fa_verify.distribution.drawing import sample, work
+from fa_verify.distribution.long import long
 from fa_verify.distribution.order import draw
 from fa_verify.distribution.space import Space
 from fa_verify.distribution.tables import MAX_WORK
 
-__all__ = ["MAX_WORK", "Space", "draw", "sample", "work"]
+__all__ = ["MAX_WORK", "Space", "draw", "long", "sample", "work"]

@@ -35,6 +35,12 @@ def test_a_right_kernel_passes_with_statistics_of_every_tensor():
     assert record.replay.startswith("fa-verify replay tests/targets/plain.py:right 'pass=bwd")
 
 
+@pytest.mark.parametrize("sizes", ["0x0", "0x4", "4x0"])
+def test_a_right_kernel_passes_where_nothing_is_to_be_computed(sizes):
+    case = Case.parse(f"pass=bwd s={sizes} d=8 dtype=float16 seed=1")
+    assert verify(case, right(), SETUP, CpuBackend()).verdict == "pass"
+
+
 @pytest.mark.parametrize(
     "error", [ValueError("no"), NotImplementedError("no"), UnsupportedProblemError("no")]
 )

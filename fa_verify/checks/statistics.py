@@ -50,7 +50,7 @@ def _facts(part: Comparison, ratios: torch.Tensor, signed: torch.Tensor) -> torc
 def _stats(part: Comparison, facts: list[float], over_2x: float | None) -> TensorStats:
     place, median, bias, ulps = facts
     ratio, ratio_prob = _number(part.most), _number(part.most_prob)
-    worst = part.at(int(place))
+    worst = part.at(int(place)) if part.got.numel() else ()
     if part.any_broken:
         ratio = ratio_prob = _LARGEST
         worst = part.worst(part.broken.to(torch.float64))

@@ -131,8 +131,8 @@ def run(
 
 
 def _pool(plan: Plan) -> Pool:
-    cap = plan.backend == "cpu"
-    return Pool(plan.workers, timeout=plan.timeout, memory=plan.memory, cap=cap)
+    card = plan.backend == "cuda"
+    return Pool(plan.workers, timeout=plan.timeout, memory=plan.memory, cap=not card, card=card)
 
 
 def _shrink_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,15 @@ import pebble
 
 from fa_verify import worker
 from fa_verify.backends.base import FAULT
+from fa_verify.backends.sharing import Sharing
 from fa_verify.record import CaseRecord, FailureRecord
 from fa_verify.verdict import Verdict
 from fa_verify.verify import replay_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
+    from pathlib import Path
 
     from fa_verify.backends.base import Setup
     from fa_verify.case import Case
@@ -23,13 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["Pool"]
 
 _FAULT = "the card faulted"
+_DEATHS = (TimeoutError, pebble.ProcessExpired)
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
 
 
 class Pool:
     """Worker processes, and the translation of their deaths into records."""
 
-    def __init__(self, workers: int, *, timeout: float, memory: int, cap: bool) -> None:
+    def __init__(
+        self, workers: int, *, timeout: float, memory: int, cap: bool, card: bool = False
+    ) -> None:
         """Start none yet.
 
         Args:
@@ -37,7 +44,11 @@ class Pool:
             timeout: Seconds that one case may take.
             memory: Bytes that one worker may allocate.
             cap: Have the operating system enforce that.
+            card: Each works on a card, of which it takes a lease.
         """
+        self._sharing = Sharing.start() if card and workers > 1 else Sharing(None)
+        # How to run once more what runs on a shared card, which other cases may bring down.
+        self._again: dict[Future[CaseRecord], Callable[[], Future[CaseRecord]]] = {}
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["fa_verify.worker", "fa_verify.backends.cpu"])
         self._timeout = timeout
@@ -45,7 +56,7 @@ class Pool:
             max_workers=workers,
             context=context,
             initializer=_start_worker,
-            initargs=(timeout, memory, cap),
+            initargs=(timeout, memory, cap, workers * card, self._sharing.folder),
         )
 
     def submit(
@@ -65,12 +76,23 @@ class Pool:
             kwargs={"independent": not search, "explain": explain, "others": others},
             timeout=self._timeout + _GRACE,
         )
+        if self._sharing.folder is not None:
+            self._again[future] = functools.partial(
+                self.submit, kernel, case, setup, search=search, explain=explain, others=others
+            )
         return future
 
     def result(
         self, future: Future[CaseRecord], kernel: Kernel, case: Case, setup: Setup
     ) -> CaseRecord:
-        """The record of a finished case; a dead or killed worker is a failure of the kernel."""
+        """The record of a finished case; a dead or killed worker is a failure of the kernel.
+
+        Of a card that it shared with others it is not yet: sharing ends, and the case runs again.
+        """
+        again = self._again.pop(future, None)
+        if again is not None and isinstance(future.exception(), _DEATHS):
+            self._sharing.stop()
+            return self.result(again(), kernel, case, setup)
         try:
             return future.result()
         except TimeoutError:
@@ -98,10 +120,17 @@ class Pool:
         """Kill the workers."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
+        self._sharing.stop()
 
 
-def _start_worker(seconds: float, memory: int, cap: bool) -> None:  # noqa: FBT001 - pebble's initargs
-    worker.start(seconds, memory, cap=cap)
+def _start_worker(
+    seconds: float,
+    memory: int,
+    cap: bool,  # noqa: FBT001
+    on_card: int,
+    pipes: Path | None,
+) -> None:
+    worker.start(seconds, memory, cap=cap, on_card=on_card, pipes=pipes)
 
 
 def _record(

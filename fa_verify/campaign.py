@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from fa_verify import distribution
 from fa_verify.backends.base import Setup
+from fa_verify.backends.fences.fence import in_turn
 from fa_verify.case import Case
+from fa_verify.faults import located
 from fa_verify.pool import Pool
 from fa_verify.record import CaseRecord, Shrunk, kind_of
 from fa_verify.strategies import shrink
@@ -30,7 +32,9 @@ from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
+    from fa_verify.backends.fences.fence import Mode
     from fa_verify.examples import Examples
     from fa_verify.kernel import Kernel
 
@@ -72,6 +76,8 @@ class Plan:
         stress: Some cases also run many times under stress, under every configuration, and with
             other numbers of warps and stages (`further`).
         long: The long cases, once, in the place of drawn ones (CUDA only).
+        fence: Mode of the fences around tensors (CUDA).
+        spool: Folder where processes say what they are at; None: a temporary one.
     """
 
     backend: str = "cpu"
@@ -88,6 +94,8 @@ class Plan:
     dtype: str | None = None
     stress: bool = False
     long: bool = False
+    fence: Mode = "poison"
+    spool: Path | None = None
 
 
 class Listener(Protocol):
@@ -131,8 +139,8 @@ def run(
 
 
 def _pool(plan: Plan) -> Pool:
-    card = plan.backend == "cuda"
-    return Pool(plan.workers, timeout=plan.timeout, memory=plan.memory, cap=not card, card=card)
+    cap = plan.backend == "cpu"
+    return Pool(plan.workers, timeout=plan.timeout, memory=plan.memory, cap=cap, spool=plan.spool)
 
 
 def _shrink_all(
@@ -270,7 +278,14 @@ def _setup(plan: Plan, index: int) -> Setup:
     """
     stress = _RUNS if plan.stress and (index + plan.seed) % _STRESSED == 0 else 0
     if plan.backend == "cuda":
-        return Setup(backend="cuda", config=index, float_model="hardware", stress=stress)
+        turn, form = divmod(index, _CUDA_FORMS)
+        return Setup(
+            backend="cuda",
+            config=index,
+            float_model="hardware",
+            fence=in_turn(plan.fence, form, turn),
+            stress=stress,
+        )
     scattered = zlib.crc32(f"{plan.seed} {index}".encode())
     return Setup(backend=plan.backend, config=scattered % _CONFIGS, stress=stress)
 
@@ -375,6 +390,9 @@ def _shrink(
     found = fails(case)  # else only the probabilistic bound saw it: a search may not use that
     if found:
         shrink(case, fails, capabilities=kernel.takes, max_seconds=plan.shrink_seconds)
+    if "crash" in {failure.check for failure in best.failures}:
+        where = located(pool, kernel, best, seconds=plan.shrink_seconds)
+        return Shrunk(original=record.case, record=where)
     explained = run(Case.parse(best.case), search=found, explain=True)
     return Shrunk(original=record.case, record=explained if explained.failures else best)
 
@@ -392,6 +410,7 @@ def replay(kernel: Kernel, case: Case, setup: Setup, plan: Plan, *, drawn: bool)
     pool = _pool(plan)
     try:
         future = pool.submit(kernel, case, setup, search=not drawn, explain=True)
-        return pool.result(future, kernel, case, setup)
+        record = pool.result(future, kernel, case, setup)
+        return located(pool, kernel, record, seconds=plan.shrink_seconds)
     finally:
         pool.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import os
 import platform
@@ -16,8 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from fa_verify import backends, campaign, loader
-from fa_verify.backends import cards
 from fa_verify.backends.base import Setup
+from fa_verify.backends.fences.fence import Fence
 from fa_verify.case import Case
 from fa_verify.errors import InvalidInputError, KernelLoadError
 from fa_verify.examples import Examples
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from fa_verify.backends.fences.fence import Mode
     from fa_verify.kernel import Kernel
     from fa_verify.record import Line
 
@@ -57,6 +59,7 @@ def check(
     timeout: float,
     stress: bool,
     long: bool,
+    fence: Mode,
     examples: Path | None,
 ) -> int:
     """Run a campaign, write its record and report into ``folder``, return the exit code.
@@ -78,21 +81,22 @@ def check(
     if long and backend != "cuda":
         msg = f"--long with backend={backend!r}: cases of 131,072 keys need a CUDA device"
         raise InvalidInputError(msg)
-    workers = _workers(1 if long and not workers else workers, backend)
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
     plan = campaign.Plan(
         backend=backend,
         cases=_DEFAULT_CASES if cases is None and budget is None else cases,
         seconds=budget,
         seed=seed,
-        workers=workers,
+        workers=workers or (1 if long else len(os.sched_getaffinity(0))),
         timeout=max(timeout, _LONG_TIMEOUT) if long else timeout,
-        memory=_memory(workers),
+        memory=_memory(workers or len(os.sched_getaffinity(0))),
         dtype=dtype,
         stress=stress,
         long=long,
+        fence=fence,
+        spool=folder / f"{stamp}-{os.getpid()}.running",
     )
     begin = time.monotonic()
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
     writer = Writer(folder / f"{stamp}-{os.getpid()}.jsonl")
     kept = None if examples is None else Examples(examples)
     known = sum(len(kept.of(kernel, backend=backend)) for kernel in kernels) if kept else 0
@@ -172,10 +176,21 @@ class _Show:
         self.progress.console.print(Text(text, style=style), soft_wrap=True)
 
 
-def replay(target: str, case: str, setup: str, *, source: str, drawn: bool, timeout: float) -> int:
+def replay(
+    target: str,
+    case: str,
+    setup: str,
+    *,
+    source: str,
+    drawn: bool,
+    timeout: float,
+    fence: Mode | None,
+) -> int:
     """Run one case, explain what is wrong with it, return the exit code."""
     console = Console(highlight=False)
     parsed, how = Case.parse(case), Setup.parse(setup)
+    if fence is not None:
+        how = dataclasses.replace(how, fence=Fence(mode=fence))
     backends.resolve(how.backend)
     kernels = loader.load(target)
     if len(kernels) != 1:
@@ -246,12 +261,6 @@ def start_line(targets: Sequence[str], seed: int, backend: str) -> Start:
 def _load(targets: Sequence[str]) -> tuple[Kernel, ...]:
     kernels = [kernel for target in targets for kernel in loader.load(target)]
     return tuple({kernel.target: kernel for kernel in kernels}.values())
-
-
-def _workers(asked: int | None, backend: str) -> int:
-    """As many processes as asked for, or cores, but no more than the cards have room for."""
-    workers = asked or len(os.sched_getaffinity(0))
-    return min(workers, cards.room(cards.visible())) if backend == "cuda" else workers
 
 
 def _memory(workers: int) -> int:

@@ -77,6 +77,16 @@ def _most(name: str, text: str) -> Callable[[Any], Any]:
     return click.option(f"--max-{name}", type=click.IntRange(min=0), default=None, help=text)
 
 
+def _fence(default: str | None, text: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--fence",
+        type=click.Choice(["off", "poison", "page"]),
+        default=default,
+        show_default=default is not None,
+        help=text,
+    )
+
+
 def _report(folder: str, text: str) -> Callable[[Any], Any]:
     return click.option(
         "--report",
@@ -114,6 +124,9 @@ def _cli() -> None:
 @_WORKERS
 @_DTYPE
 @click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of one case.  [default: 60s]")
+@_fence(
+    "poison", "What surrounds tensors on a card: nothing, poison, or poison and unmapped pages."
+)
 @click.option(
     "--stress",
     is_flag=True,
@@ -160,6 +173,7 @@ def check(
 @click.option(
     "--drawn", is_flag=True, help="Drawn at random, not found by a search: all bounds count."
 )
+@_fence(None, "Other fences than the setup's.")
 @click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of the case.  [default: 60s]")
 def replay(target: str, case: str, **options: Any) -> int:
     """Run one CASE again on TARGET, as a replay line says."""

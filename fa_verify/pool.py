@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pebble
 
 from fa_verify import worker
 from fa_verify.backends.base import FAULT
-from fa_verify.backends.sharing import Sharing
 from fa_verify.record import CaseRecord, FailureRecord
+from fa_verify.spool import Running, read
 from fa_verify.verdict import Verdict
 from fa_verify.verify import replay_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Future
-    from pathlib import Path
 
     from fa_verify.backends.base import Setup
     from fa_verify.case import Case
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Pool"]
 
-_FAULT = "the card faulted"
-_DEATHS = (TimeoutError, pebble.ProcessExpired)
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
 
 
@@ -35,7 +33,7 @@ class Pool:
     """Worker processes, and the translation of their deaths into records."""
 
     def __init__(
-        self, workers: int, *, timeout: float, memory: int, cap: bool, card: bool = False
+        self, workers: int, *, timeout: float, memory: int, cap: bool, spool: Path | None = None
     ) -> None:
         """Start none yet.
 
@@ -44,11 +42,11 @@ class Pool:
             timeout: Seconds that one case may take.
             memory: Bytes that one worker may allocate.
             cap: Have the operating system enforce that.
-            card: Each works on a card, of which it takes a lease.
+            spool: Folder where each process says what it is at; it goes with the pool.
         """
-        self._sharing = Sharing.start() if card and workers > 1 else Sharing(None)
-        # How to run once more what runs on a shared card, which other cases may bring down.
-        self._again: dict[Future[CaseRecord], Callable[[], Future[CaseRecord]]] = {}
+        self._spool = spool or Path(tempfile.mkdtemp(prefix="fa-verify-"))
+        self._spool.mkdir(parents=True, exist_ok=True)
+        self._deaths: dict[tuple[str, str, str], Running] = {}
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["fa_verify.worker", "fa_verify.backends.cpu"])
         self._timeout = timeout
@@ -56,7 +54,7 @@ class Pool:
             max_workers=workers,
             context=context,
             initializer=_start_worker,
-            initargs=(timeout, memory, cap, workers * card, self._sharing.folder),
+            initargs=(timeout, memory, cap, self._spool),
         )
 
     def submit(
@@ -76,23 +74,13 @@ class Pool:
             kwargs={"independent": not search, "explain": explain, "others": others},
             timeout=self._timeout + _GRACE,
         )
-        if self._sharing.folder is not None:
-            self._again[future] = functools.partial(
-                self.submit, kernel, case, setup, search=search, explain=explain, others=others
-            )
         return future
 
     def result(
         self, future: Future[CaseRecord], kernel: Kernel, case: Case, setup: Setup
     ) -> CaseRecord:
-        """The record of a finished case; a dead or killed worker is a failure of the kernel.
-
-        Of a card that it shared with others it is not yet: sharing ends, and the case runs again.
-        """
-        again = self._again.pop(future, None)
-        if again is not None and isinstance(future.exception(), _DEATHS):
-            self._sharing.stop()
-            return self.result(again(), kernel, case, setup)
+        """The record of a finished case; a dead or killed worker is a failure of the kernel."""
+        faulted = False
         try:
             return future.result()
         except TimeoutError:
@@ -102,35 +90,51 @@ class Pool:
                 message=f"no result in {self._timeout + _GRACE:g} s; the worker was killed",
             )
         except pebble.ProcessExpired as error:
-            failure = FailureRecord(
-                check="crash",
-                title="the worker died" if error.exitcode != FAULT else _FAULT,
-                message=f"the process running this case ended with exit code {error.exitcode}",
-            )
+            faulted = error.exitcode == FAULT
+            last = read(self._spool, error.pid)
+            self._deaths[kernel.target, str(case), str(setup)] = last
+            failure = _death(error.exitcode, last)
         except Exception as error:  # noqa: BLE001 - the worker itself broke (kernel import, protocol)
             return _record(
                 kernel, case, setup, Verdict.ERROR, reason=f"{type(error).__name__}: {error}"
             )
-        if (setup.warps or setup.stages) and failure.title != _FAULT:
+        if (setup.warps or setup.stages) and not faulted:
             # A compiler may take minutes over options that nobody asked for, or give up.
             return _record(kernel, case, setup, Verdict.UNSUPPORTED, reason=failure.message)
         return _record(kernel, case, setup, Verdict.FAIL, failures=(failure,))
+
+    def last(self, record: CaseRecord) -> Running:
+        """What a process was at when it died of a record's case."""
+        return self._deaths.get((record.target, record.case, record.setup), Running())
 
     def stop(self) -> None:
         """Kill the workers."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
-        self._sharing.stop()
+        shutil.rmtree(self._spool, ignore_errors=True)
 
 
-def _start_worker(
-    seconds: float,
-    memory: int,
-    cap: bool,  # noqa: FBT001
-    on_card: int,
-    pipes: Path | None,
-) -> None:
-    worker.start(seconds, memory, cap=cap, on_card=on_card, pipes=pipes)
+def _start_worker(seconds: float, memory: int, cap: bool, spool: Path) -> None:  # noqa: FBT001 - pebble's initargs
+    worker.start(seconds, memory, cap=cap, spool=spool)
+
+
+def _death(code: int, last: Running) -> FailureRecord:
+    """A failure that says what a process was at when it died."""
+    launch = last.launch
+    what = "the worker died"
+    if code == FAULT:
+        what = last.error.removeprefix("CUDA error: ") or "the card faulted"
+    message = f"the process running this case ended with exit code {code}"
+    if launch is not None:
+        what += f" in {launch.kernel}"
+        given = ", ".join(argument.name for argument in launch.arguments)
+        message += f"; {launch.kernel} was given {given}; fence={last.fence}"
+    return FailureRecord(
+        check="crash",
+        title=what,
+        message=message,
+        location=f"{launch.file}:{launch.line}" if launch else "",
+    )
 
 
 def _record(

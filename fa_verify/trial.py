@@ -134,7 +134,7 @@ class Trial:
         **setup: object,
     ) -> Execution:
         """Run again, on other inputs, on another problem, or under another schedule."""
-        if self.device != self.backend.device:
+        if self.backend.device != "cpu":  # a card's backend moves them into slots
             inputs = duplicate(inputs, self.backend.device)
         again = self.backend.run(
             self.kernel,

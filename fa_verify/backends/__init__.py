@@ -8,6 +8,7 @@ from fa_verify.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from fa_verify.backends.base import Backend
+    from fa_verify.spool import Spool
 
 __all__ = ["make", "resolve"]
 
@@ -29,13 +30,20 @@ def resolve(name: str) -> str:
     return "cuda" if available else "cpu"
 
 
-def make(name: str, *, seconds: float | None = None, memory: int = 8 << 30) -> Backend:
+def make(
+    name: str,
+    *,
+    seconds: float | None = None,
+    memory: int = 8 << 30,
+    spool: Spool | None = None,
+) -> Backend:
     """The backend called "cpu" or "cuda".
 
     Args:
         name: Which.
         seconds: Wall-clock limit of one execution.
         memory: Bytes that a worker may use; the executor keeps its intermediates to half of it.
+        spool: Told of each launch on a card before it is made.
 
     Raises:
         InvalidInputError: cuda was asked for and torch sees no device.
@@ -43,7 +51,7 @@ def make(name: str, *, seconds: float | None = None, memory: int = 8 << 30) -> B
     if resolve(name) == "cuda":
         from fa_verify.backends.cuda import CudaBackend  # noqa: PLC0415 - needs a device
 
-        return CudaBackend()
+        return CudaBackend(spool)
     from fa_verify.backends.cpu import CpuBackend  # noqa: PLC0415 - loads Triton
 
     return CpuBackend(seconds=seconds, memory_limit=memory // 2)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from fa_verify.backends.fences.fence import POISON, Fence
 from fa_verify.errors import InvalidInputError
 from fa_verify.kernel import Grads, Outputs
 
@@ -20,7 +21,7 @@ __all__ = ["FAULT", "Backend", "Execution", "Incident", "Setup"]
 
 FAULT = 71  # exit code of a process whose kernel faulted on the card
 
-_KEYS = ("backend", "config", "schedule", "float", "warps", "stages", "beside", "stress")
+_KEYS = ("backend", "config", "schedule", "float", "fence", "warps", "stages", "beside", "stress")
 _COUNTS = ("warps", "stages", "stress")
 _BESIDE = ("nothing", "load", "twin")
 
@@ -35,6 +36,7 @@ class Setup:
         schedule: Order of the programs: "forward", "reverse", "serial" or
             "shuffled:SEED" (CPU only).
         float_model: Name of the CPU executor's float model; "hardware" on CUDA.
+        fence: What surrounds tensors (CUDA only: the CPU executor watches every access).
         warps: num_warps of every launch, whatever its caller says; 0: as it says (CUDA only).
         stages: num_stages, likewise.
         beside: What else runs on the card meanwhile: "nothing", "load" (products and copies that
@@ -51,6 +53,7 @@ class Setup:
     config: int = 0
     schedule: str = "forward"
     float_model: str = "hopper"
+    fence: Fence = POISON
     warps: int = 0
     stages: int = 0
     beside: str = "nothing"
@@ -60,6 +63,7 @@ class Setup:
         """The text that `parse` reads."""
         words = [f"backend={self.backend}", f"config={self.config}", f"schedule={self.schedule}"]
         words += [f"float={self.float_model}"]
+        words += [f"fence={self.fence}"] if self.fence != POISON else []
         words += [f"{name}={getattr(self, name)}" for name in _COUNTS if getattr(self, name)]
         words += [f"beside={self.beside}"] if self.beside != "nothing" else []
         return " ".join(words)
@@ -100,6 +104,7 @@ class Setup:
             config=int(tokens.get("config", "0")),
             schedule=schedule,
             float_model=tokens.get("float", default.float_model),
+            fence=Fence.parse(tokens["fence"]) if "fence" in tokens else default.fence,
             beside=tokens.get("beside", default.beside),
             **{name: int(tokens.get(name, "0")) for name in _COUNTS},
         )
@@ -113,7 +118,7 @@ class Incident:
         kind: "out-of-bounds-read", "out-of-bounds-write", "uninitialised-read", "race", ...
         kernel: The Triton function's name; file, line, source: where in it.
         argument: The kernel parameter through which the access went.
-        program_id: The first program that did it.
+        program_id: The first program that did it; None: nobody knows.
         coordinates: Element coordinates in the argument's own shape, if they mean anything.
         offset: Elements from the argument's first one.
         count: How many lanes in all.
@@ -126,7 +131,7 @@ class Incident:
     line: int
     source: str
     argument: str
-    program_id: tuple[int, int, int]
+    program_id: tuple[int, int, int] | None
     coordinates: tuple[int, ...] | None
     offset: int
     count: int

@@ -1,4 +1,4 @@
-"""The CUDA backend: the kernel runs on the card, on poisoned allocations, one configuration pinned.
+"""The CUDA backend: the kernel runs on the card, between fences, one configuration pinned.
 
 A fault on the card cannot be undone inside a process: the process ends with `FAULT`, and whoever
 started it records the case and starts another.
@@ -6,47 +6,35 @@ started it records the case and starts another.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa_verify.backends.base import FAULT, Execution
 from fa_verify.backends.call import call
 from fa_verify.backends.company import launched
+from fa_verify.backends.fences import poison
+from fa_verify.backends.fences.guard import Guard
+from fa_verify.backends.fences.pages import Pages
+from fa_verify.spool import Spool
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.launch.autotune import pinned
 from fa_verify.ttir.launch.forced import forced
 
 if TYPE_CHECKING:
     from fa_verify.backends.base import Setup
+    from fa_verify.backends.fences.fence import Fence
     from fa_verify.inputs import Inputs
     from fa_verify.kernel import Kernel
     from fa_verify.problem import Problem
+    from fa_verify.spool import Launch
 
 __all__ = ["CudaBackend"]
-
-# Bit patterns that no right kernel writes from finite inputs: quiet NaNs with a payload, and for
-# integers a large odd number that is out of range as an index.
-_POISON = {
-    torch.float16: (torch.int16, 0x7E5B),
-    torch.bfloat16: (torch.int16, 0x7FDB),
-    torch.float32: (torch.int32, 0x7FC5A5A5),
-    torch.float64: (torch.int64, 0x7FF8A5A5A5A5A5A5),
-    torch.int32: (torch.int32, 0x3FA5A5A5),
-    torch.int64: (torch.int64, 0x3FA5A5A5A5A5A5A5),
-}
-_EMPTY = {
-    torch.ops.aten.empty.memory_format,
-    torch.ops.aten.empty_strided.default,
-    torch.ops.aten.empty_like.default,
-    torch.ops.aten.new_empty.default,
-    torch.ops.aten.new_empty_strided.default,
-}
 
 
 class CudaBackend:
@@ -58,7 +46,10 @@ class CudaBackend:
 
     device = "cuda"
 
-    def __init__(self) -> None:
+    def __init__(self, spool: Spool | None = None) -> None:
+        """Say in a spool what is about to be launched."""
+        self._spool = spool or Spool(None)
+        self._guard = Guard("cuda", lambda: Pages(torch.cuda.current_device()))
         # Autograd's thread has no context before its first cuBLAS call; torch then sets it.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
 
@@ -66,12 +57,24 @@ class CudaBackend:
         self, kernel: Kernel, problem: Problem, inputs: Inputs, setup: Setup, *, backward: bool
     ) -> Execution:
         """Run forward and, if asked, backward, and wait for the card."""
+        fence = setup.fence
         start = time.perf_counter()
         configs: dict[str, int] = {}
         chosen: dict[str, str] = {}
         options = {"num_warps": setup.warps, "num_stages": setup.stages}
+        by_itself = fence.mode == "page" and setup.beside == "nothing"
+
+        def begins(launch: Launch) -> None:
+            self._spool.launch(launch, str(fence))
+
         with (
-            _Poisoned(),  # type: ignore[no-untyped-call]
+            self._guard.around(
+                inputs,
+                fence,
+                unaligned=_unaligned(kernel, problem, fence),
+                begins=begins,
+                ended=self._wait if by_itself else lambda: None,
+            ),
             pinned(setup.config, configs, chosen),
             forced(**{name: value for name, value in options.items() if value}),
         ):
@@ -82,26 +85,17 @@ class CudaBackend:
                 ),
                 inputs,
             )
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            sys.stderr.write(f"{kernel.name}: {error}\n")
-            sys.stderr.flush()
-            os._exit(FAULT)
+        self._wait()
         tensors: dict[str, torch.Tensor | None] = {}
         if called.outputs is not None:
             tensors |= {"o": called.outputs.o, "lse": called.outputs.lse}
         if called.grads is not None:
             tensors |= {name: getattr(called.grads, name) for name in ("dq", "dk", "dv")}
-        left = {name: _poison_left(x) for name, x in tensors.items() if x is not None}
-        some = torch.stack([mask.any() for mask in left.values()]).tolist() if left else []
-        unwritten = {
-            name: left[name] for name, any_left in zip(left, some, strict=True) if any_left
-        }
         return Execution(
             outputs=called.outputs,
             grads=called.grads,
-            unwritten=unwritten,
+            incidents=self._guard.incidents(fence),
+            unwritten={} if fence.mode == "off" or fence.finite else _unwritten(tensors),
             error=called.error,
             error_kind=called.error_kind,
             stage=called.stage,
@@ -110,21 +104,37 @@ class CudaBackend:
             seconds=time.perf_counter() - start,
         )
 
+    def _wait(self) -> None:
+        """Wait for the card; a fault ends the process, for its context is lost."""
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            said = str(error).partition("\n")[0]
+            self._spool.fault(said)
+            sys.stderr.write(f"{said}\n")
+            sys.stderr.flush()
+            os._exit(FAULT)
 
-class _Poisoned(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Fills whatever torch leaves uninitialised."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in _EMPTY and result.dtype in _POISON and result.numel():
-            integer, pattern = _POISON[result.dtype]
-            result.view(integer).fill_(pattern)
-        return result
+def _unwritten(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    """Where poison is still there, of those tensors in which it is."""
+    left = {name: poison.left(x) for name, x in tensors.items() if x is not None}
+    some = torch.stack([mask.any() for mask in left.values()]).tolist() if left else []
+    return {name: left[name] for name, any_left in zip(left, some, strict=True) if any_left}
 
 
-def _poison_left(tensor: torch.Tensor) -> torch.Tensor:
-    """Where the poison is still there: nobody wrote."""
-    if tensor.dtype not in _POISON:
-        return torch.zeros_like(tensor, dtype=torch.bool)
-    integer, pattern = _POISON[tensor.dtype]
-    return tensor.view(integer) == pattern
+def _unaligned(kernel: Kernel, problem: Problem, fence: Fence) -> set[str]:
+    """The inputs that the kernel takes at any offset, asked where the fence is flush."""
+    if not fence.flush or kernel.takes is None:
+        return set()
+    moved = {
+        name: dataclasses.replace(getattr(problem, f"layout_{name}"), offset=1)
+        for name in ("q", "k", "v", "do")
+    }
+    return {
+        name
+        for name, layout in moved.items()
+        if not kernel.takes.reason_against(
+            dataclasses.replace(problem, **{f"layout_{name}": layout})
+        )
+    }

@@ -35,13 +35,18 @@ def incidents(execution: Execution) -> Iterator[Failure]:
             check="memory",
             title=f"{incident.kind}{through}",
             message=(
-                f"{incident.kernel}, program {incident.program_id}: {_place(incident)}"
-                f"{lanes[key]} lanes in all: {incident.detail}"
+                f"{_who(incident)}: {_place(incident)}{lanes[key]} lanes in all: {incident.detail}"
             ),
             tensor=incident.argument,
             location=f"{incident.file}:{incident.line}",
             source=incident.source.strip(),
         )
+
+
+def _who(incident: Incident) -> str:
+    """The kernel and, where it is known, the program."""
+    program = "" if incident.program_id is None else f", program {incident.program_id}"
+    return f"{incident.kernel}{program}"
 
 
 def _place(incident: Incident) -> str:

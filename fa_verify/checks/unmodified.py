@@ -8,6 +8,7 @@ import torch
 
 from fa_verify.checks.where import describe
 from fa_verify.inputs import SPARSE, duplicate
+from fa_verify.ttir.memory.views import coordinates
 from fa_verify.verdict import Failure
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ def check(trial: Trial) -> Iterator[Failure]:
     for (name, (used, fresh)), unchanged in zip(pairs.items(), same, strict=True):
         if unchanged:
             continue
-        sparse = _is_sparse(used)
         changed = ~same_bits(used, fresh)
         if bool(changed.any()):
             first = tuple(int(i) for i in changed.nonzero()[0].tolist())
@@ -51,21 +51,8 @@ def check(trial: Trial) -> Iterator[Failure]:
                 ),
                 tensor=name,
             )
-            continue
-        if sparse:
-            continue  # to look at slack of gigabytes would fill them; the backend watches writes
-        slack = torch.as_tensor(~same_bits(_storage(used), _storage(fresh)))
-        if bool(slack.any()):
-            offset = int(slack.nonzero()[0]) // used.element_size() - used.storage_offset()
-            yield Failure(
-                check="inputs",
-                title=f"the slack of {name} was written to",
-                message=(
-                    f"{name}: element {offset} from its first one belongs to nobody and was "
-                    f"written to; {int(slack.sum())} bytes of slack in all"
-                ),
-                tensor=name,
-            )
+        elif not _is_sparse(used):  # slack of gigabytes would be filled; the backend watches
+            yield from _slack(name, used, fresh)
 
 
 def _is_sparse(tensor: torch.Tensor) -> bool:
@@ -75,10 +62,39 @@ def _is_sparse(tensor: torch.Tensor) -> bool:
 def _unchanged(used: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
     """Whether a tensor is as it was, the slack around it included."""
     if not _is_sparse(used):
-        used, fresh = _storage(used), _storage(fresh)
+        used, fresh, _ = _common(used, fresh)
     return same_bits(used, fresh).all()
 
 
-def _storage(tensor: torch.Tensor) -> torch.Tensor:
-    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return whole.set_(tensor.untyped_storage())
+def _slack(name: str, used: torch.Tensor, fresh: torch.Tensor) -> Iterator[Failure]:
+    """A write to what lies between the elements, or around them, and belongs to nobody."""
+    now, then, before = _common(used, fresh)
+    slack = ~same_bits(now, then)
+    if not bool(slack.any()):
+        return
+    offset = (int(slack.nonzero()[0]) - before) // used.element_size()
+    where = coordinates(tuple(used.shape), used.stride(), offset)
+    place = "" if where is None else f", ({', '.join(map(str, where))}),"
+    yield Failure(
+        check="inputs",
+        title=f"out-of-bounds-write into the slack of {name}",
+        message=(
+            f"{name}: element {offset} from its first one{place} belongs to nobody and was "
+            f"written to; {int(slack.sum())} bytes of slack in all"
+        ),
+        tensor=name,
+    )
+
+
+def _common(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """The bytes that both storages have, and those of them before the first element.
+
+    On a card a tensor lies in a slot of its own: what lay around it stayed behind.
+    """
+    wholes = [torch.empty(0, dtype=torch.uint8, device=x.device) for x in (a, b)]
+    wholes = [w.set_(x.untyped_storage()) for w, x in zip(wholes, (a, b), strict=True)]
+    firsts = [int(x.storage_offset()) * x.element_size() for x in (a, b)]
+    before = min(firsts)
+    after = min(len(w) - first for w, first in zip(wholes, firsts, strict=True))
+    now, then = (w[f - before : f + after] for w, f in zip(wholes, firsts, strict=True))
+    return now, then, before

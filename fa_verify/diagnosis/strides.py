@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +10,7 @@ from fa_verify.diagnosis.addressing import read_by
 from fa_verify.inputs import SPARSE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from fa_verify.inputs import Inputs
 
@@ -39,8 +38,8 @@ def _slips(
 
 def loads(
     x: Inputs, names: str | tuple[str, ...], o: torch.Tensor | None = None
-) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
-    """Sentences, the input that is loaded wrongly, and what is loaded in its place, on demand.
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Sentences, the input that is loaded wrongly, and what is loaded in its place.
 
     Args:
         x: The inputs.
@@ -66,11 +65,7 @@ def loads(
         for sentence, wrong in slips:
             if _same(wrong, right, sizes) or _extent(sizes, wrong) >= SPARSE:
                 continue
-            yield sentence, name, functools.partial(_read, tensor, wrong)
-
-
-def _read(tensor: torch.Tensor, wrong: Strides) -> torch.Tensor:
-    return read_by(tensor.cpu(), wrong)
+            yield sentence, name, read_by(tensor.cpu(), wrong)
 
 
 def stores(

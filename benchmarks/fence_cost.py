@@ -1,0 +1,80 @@
+"""What fences cost: the same cases under each mode, side by side on one card.
+
+    python benchmarks/fence_cost.py [--cases 48] [--rounds 3] [--seconds 300] [TARGET]
+
+Draws the default distribution for TARGET (default: kernels/flash_attention.py:flash), runs every
+case once under each mode so that all is compiled, and then, case by case, under each mode in turn.
+Prints, relative to "off": the time of a run of the kernel until the card is idle, and of a whole
+checked case; milliseconds too, and how many regions served how many tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import time
+
+import torch
+
+from fa_verify import campaign, loader
+from fa_verify.backends import make
+from fa_verify.backends.fences.fence import MODES, Fence
+from fa_verify.inputs import materialise
+from fa_verify.verify import verify
+
+VARIANTS = {"off": "off", "poison": "poison", "page": "page", "page.start": "page.start"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target", nargs="?", default="kernels/flash_attention.py:flash")
+    parser.add_argument("--cases", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=300.0, help="start no case after these")
+    options = parser.parse_args()
+    (kernel,) = loader.load(options.target)
+    backend = make("cuda")
+    plan = campaign.Plan(backend="cuda", cases=options.cases)
+    spent = {stage: collections.Counter() for stage in ("kernel", "case")}
+    end, cases = time.monotonic() + options.seconds, 0
+    for case, setup in campaign.drawn(kernel, plan):
+        if time.monotonic() > end:
+            break
+        cases += 1
+        setups = {
+            name: dataclasses.replace(setup, fence=Fence.parse(text))
+            for name, text in VARIANTS.items()
+        }
+        for one in setups.values():
+            record = verify(case, kernel, one, backend)
+            if record.verdict not in ("pass", "unsupported"):
+                print(record.verdict, one, case, record.failures, record.reason[-300:])
+        for _ in range(options.rounds):
+            for name, one in setups.items():
+                inputs = materialise(case, "cuda")
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                backend.run(kernel, case.problem, inputs, one, backward=case.backward)
+                torch.cuda.synchronize()
+                spent["kernel"][name] += time.perf_counter() - begin
+                begin = time.perf_counter()
+                verify(case, kernel, one, backend)
+                spent["case"][name] += time.perf_counter() - begin
+    runs = cases * options.rounds
+    print(f"{cases} cases, {options.rounds} rounds, {torch.cuda.get_device_name()}")
+    print("| fence | a run takes | ms | a checked case takes | ms | tensors | regions mapped |")
+    print("|---|---|---|---|---|---|---|")
+    for name, text in VARIANTS.items():
+        cells = [name]
+        for counter in spent.values():
+            cells.append(f"{counter[name] / counter['off']:.2f} x")
+            cells.append(f"{1e3 * counter[name] / runs:.2f}")
+        fence = Fence.parse(text)
+        slots = backend._guard.slots(fence) if fence.mode in MODES[1:] else None  # noqa: SLF001
+        cells += [str(slots.taken), str(slots.mapped)] if slots else ["", ""]
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

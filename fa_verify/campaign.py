@@ -139,8 +139,15 @@ def run(
 
 
 def _pool(plan: Plan) -> Pool:
-    cap = plan.backend == "cpu"
-    return Pool(plan.workers, timeout=plan.timeout, memory=plan.memory, cap=cap, spool=plan.spool)
+    card = plan.backend == "cuda"
+    return Pool(
+        plan.workers,
+        timeout=plan.timeout,
+        memory=plan.memory,
+        cap=not card,
+        card=card,
+        spool=plan.spool,
+    )
 
 
 def _shrink_all(

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from fa_verify import backends, campaign, loader
+from fa_verify.backends import cards
 from fa_verify.backends.base import Setup
 from fa_verify.backends.fences.fence import Fence
 from fa_verify.case import Case
@@ -81,15 +82,16 @@ def check(
     if long and backend != "cuda":
         msg = f"--long with backend={backend!r}: cases of 131,072 keys need a CUDA device"
         raise InvalidInputError(msg)
+    workers = _workers(1 if long and not workers else workers, backend)
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
     plan = campaign.Plan(
         backend=backend,
         cases=_DEFAULT_CASES if cases is None and budget is None else cases,
         seconds=budget,
         seed=seed,
-        workers=workers or (1 if long else len(os.sched_getaffinity(0))),
+        workers=workers,
         timeout=max(timeout, _LONG_TIMEOUT) if long else timeout,
-        memory=_memory(workers or len(os.sched_getaffinity(0))),
+        memory=_memory(workers),
         dtype=dtype,
         stress=stress,
         long=long,
@@ -261,6 +263,12 @@ def start_line(targets: Sequence[str], seed: int, backend: str) -> Start:
 def _load(targets: Sequence[str]) -> tuple[Kernel, ...]:
     kernels = [kernel for target in targets for kernel in loader.load(target)]
     return tuple({kernel.target: kernel for kernel in kernels}.values())
+
+
+def _workers(asked: int | None, backend: str) -> int:
+    """As many processes as asked for, or cores, but no more than the cards have room for."""
+    workers = asked or len(os.sched_getaffinity(0))
+    return min(workers, cards.room(cards.visible())) if backend == "cuda" else workers
 
 
 def _memory(workers: int) -> int:

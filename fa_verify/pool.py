@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import shutil
 import tempfile
@@ -12,12 +13,14 @@ import pebble
 
 from fa_verify import worker
 from fa_verify.backends.base import FAULT
+from fa_verify.backends.sharing import Sharing
 from fa_verify.record import CaseRecord, FailureRecord
 from fa_verify.spool import Running, read
 from fa_verify.verdict import Verdict
 from fa_verify.verify import replay_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from fa_verify.backends.base import Setup
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pool"]
 
+_DEATHS = (TimeoutError, pebble.ProcessExpired)
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
 
 
@@ -33,7 +37,14 @@ class Pool:
     """Worker processes, and the translation of their deaths into records."""
 
     def __init__(
-        self, workers: int, *, timeout: float, memory: int, cap: bool, spool: Path | None = None
+        self,
+        workers: int,
+        *,
+        timeout: float,
+        memory: int,
+        cap: bool,
+        card: bool = False,
+        spool: Path | None = None,
     ) -> None:
         """Start none yet.
 
@@ -42,8 +53,12 @@ class Pool:
             timeout: Seconds that one case may take.
             memory: Bytes that one worker may allocate.
             cap: Have the operating system enforce that.
+            card: Each works on a card, of which it takes a lease.
             spool: Folder where each process says what it is at; it goes with the pool.
         """
+        self._sharing = Sharing.start() if card and workers > 1 else Sharing(None)
+        # How to run once more what runs on a shared card, which other cases may bring down.
+        self._again: dict[Future[CaseRecord], Callable[[], Future[CaseRecord]]] = {}
         self._spool = spool or Path(tempfile.mkdtemp(prefix="fa-verify-"))
         self._spool.mkdir(parents=True, exist_ok=True)
         self._deaths: dict[tuple[str, str, str], Running] = {}
@@ -53,8 +68,15 @@ class Pool:
         self._pool = pebble.ProcessPool(
             max_workers=workers,
             context=context,
-            initializer=_start_worker,
-            initargs=(timeout, memory, cap, self._spool),
+            initializer=functools.partial(
+                worker.start,
+                timeout,
+                memory,
+                cap=cap,
+                on_card=workers * card,
+                pipes=self._sharing.folder,
+                spool=self._spool,
+            ),
         )
 
     def submit(
@@ -74,12 +96,23 @@ class Pool:
             kwargs={"independent": not search, "explain": explain, "others": others},
             timeout=self._timeout + _GRACE,
         )
+        if self._sharing.folder is not None:
+            self._again[future] = functools.partial(
+                self.submit, kernel, case, setup, search=search, explain=explain, others=others
+            )
         return future
 
     def result(
         self, future: Future[CaseRecord], kernel: Kernel, case: Case, setup: Setup
     ) -> CaseRecord:
-        """The record of a finished case; a dead or killed worker is a failure of the kernel."""
+        """The record of a finished case; a dead or killed worker is a failure of the kernel.
+
+        Of a card that it shared with others it is not yet: sharing ends, and the case runs again.
+        """
+        again = self._again.pop(future, None)
+        if again is not None and isinstance(future.exception(), _DEATHS):
+            self._sharing.stop()
+            return self.result(again(), kernel, case, setup)
         faulted = False
         try:
             return future.result()
@@ -111,11 +144,8 @@ class Pool:
         """Kill the workers."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
+        self._sharing.stop()
         shutil.rmtree(self._spool, ignore_errors=True)
-
-
-def _start_worker(seconds: float, memory: int, cap: bool, spool: Path) -> None:  # noqa: FBT001 - pebble's initargs
-    worker.start(seconds, memory, cap=cap, spool=spool)
 
 
 def _death(code: int, last: Running) -> FailureRecord:

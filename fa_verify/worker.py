@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import resource
 from typing import TYPE_CHECKING
 
 import torch
 
 from fa_verify import loader
-from fa_verify.backends import make
-from fa_verify.backends.base import Setup
+from fa_verify.backends import cards, make, sharing
+from fa_verify.backends.base import FAULT, Setup
 from fa_verify.case import Case
 from fa_verify.spool import Spool
+from fa_verify.verdict import Verdict
 from fa_verify.verify import verify
 
 if TYPE_CHECKING:
@@ -33,20 +35,33 @@ _LIMITS: dict[str, float] = {}
 _SPOOL = [Spool(None)]
 
 
-def start(seconds: float, memory: int, *, cap: bool, spool: Path | None = None) -> None:
-    """Prepare the process: one BLAS thread, limits on time and memory, and a spool.
+def start(
+    seconds: float,
+    memory: int,
+    *,
+    cap: bool,
+    on_card: int = 0,
+    pipes: Path | None = None,
+    spool: Path | None = None,
+) -> None:
+    """Prepare the process: one BLAS thread, limits on time and memory, a card and a spool.
 
     Args:
         seconds: Wall-clock limit of one execution of a kernel.
         memory: Bytes that the process may allocate.
         cap: Enforce the memory limit by the operating system (not on CUDA, whose driver reserves
             far more address space than it uses).
+        on_card: How many such processes lease a card and a share of its memory; 0: none does.
+        pipes: Of the daemon through which processes share it (`fa_verify.backends.sharing`).
         spool: Folder of files that say what each process is at.
     """
     torch.set_num_threads(1)
     _LIMITS.update(seconds=seconds, memory=memory)
     _SPOOL[:] = [Spool(spool)]
     gc.freeze()  # what the imports left: a full collection would go through it for nothing
+    if on_card:
+        sharing.join(pipes)
+        cards.take(on_card)
     if cap:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
@@ -79,7 +94,7 @@ def run(
     """Verify the kernel at ``target`` on one case; all arguments are text."""
     _SPOOL[0].begin(target=target, case=case, setup=setup)
     parsed = Setup.parse(setup)
-    return verify(
+    record = verify(
         Case.parse(case),
         _kernel(target),
         parsed,
@@ -88,3 +103,14 @@ def run(
         explain=explain,
         others=tuple(map(Case.parse, others)),
     )
+    if record.verdict == Verdict.ERROR and parsed.backend == "cuda":
+        _leave_if_dead()
+    return record
+
+
+def _leave_if_dead() -> None:
+    """End the process if it can do no more on the card: another that shares it has faulted."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        os._exit(FAULT)

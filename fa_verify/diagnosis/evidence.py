@@ -74,44 +74,68 @@ class Evidence:
         """How many elements are wrong."""
         return sum(int(observation.wrong.sum()) for observation in self.seen.values())
 
+    @property
+    def finite(self) -> bool:
+        """Whether all wrong elements are numbers."""
+        return all(bool(torch.isfinite(o.got[o.wrong]).all()) for o in self.seen.values())
+
+    @property
+    def logits(self) -> int:
+        """What a simulation costs."""
+        p = self.problem
+        return p.batch * p.heads_q * p.seqlen_q * p.seqlen_k
+
     def wrong(self, *names: str) -> bool:
         """Whether any of these tensors has a wrong element."""
         return any(name in self.seen and bool(self.seen[name].wrong.any()) for name in names)
+
+    def narrowed(self) -> Evidence:
+        """The worst key head alone; itself where there is but one."""
+        problem = self.problem
+        if problem.batch * problem.heads_kv <= 1:
+            return self
+        return self.part(*_worst(self.seen, problem))
+
+    def part(self, sequence: int, head: int | None) -> Evidence:
+        """One sequence of it, and one key head of that unless that is None."""
+        problem, one = self.problem, slice(sequence, sequence + 1)
+        group = kv = slice(None)
+        heads = (problem.heads_q, problem.heads_kv)
+        if head is not None:
+            group = slice(head * problem.group, (head + 1) * problem.group)
+            kv, heads = slice(head, head + 1), (problem.group, 1)
+        of = {name: kv if name in ("k", "v", "dk", "dv") else group for name in (*self.seen, *"kv")}
+        return dataclasses.replace(
+            self,
+            problem=dataclasses.replace(problem, batch=1, heads_q=heads[0], heads_kv=heads[1]),
+            q=self.q[one, group],
+            k=self.k[one, kv],
+            v=self.v[one, kv],
+            do=None if self.do is None else self.do[one, group],
+            seen={name: seen.part(one, of[name]) for name, seen in self.seen.items()},
+            whole=False,
+        )
 
 
 def gather(trial: Trial) -> Evidence:
     """Collect the evidence of a trial that has run."""
     problem = trial.case.problem
-    seen = {name: _observation(trial, part) for name, part in comparisons(trial).items()}
     x = {name: tensor.cpu().to(torch.float64) for name, tensor in trial.pristine.named()}
-    x.setdefault("do", torch.empty(0))
-    area = problem.seqlen_q * problem.seqlen_k
-    whole = problem.batch * problem.heads_q * area <= _WANTED
-    if not whole:
-        sequence, head = _worst(seen, problem)
-        one = slice(sequence, sequence + 1)
-        keep = problem.heads_q * area <= _WANTED
-        group = slice(None) if keep else slice(head * problem.group, (head + 1) * problem.group)
-        kv = slice(None) if keep else slice(head, head + 1)
-        heads = {name: kv if name in ("k", "v", "dk", "dv") else group for name in (*seen, *x)}
-        problem = dataclasses.replace(
-            problem,
-            batch=1,
-            heads_q=problem.heads_q if keep else problem.group,
-            heads_kv=problem.heads_kv if keep else 1,
-        )
-        seen = {name: observation.part(one, heads[name]) for name, observation in seen.items()}
-        x = {name: t[one, heads[name]] if t.ndim == 4 else t for name, t in x.items()}
-    return Evidence(
+    found = Evidence(
         problem=problem,
         q=x["q"],
         k=x["k"],
         v=x["v"],
-        do=x["do"] if x["do"].ndim == 4 else None,
-        seen=seen,
-        whole=whole,
-        small=problem.heads_q * area <= _MAX_LOGITS,
+        do=x.get("do"),
+        seen={name: _observation(trial, part) for name, part in comparisons(trial).items()},
+        whole=True,
+        small=True,
     )
+    if found.logits > _WANTED:
+        sequence, head = _worst(found.seen, problem)
+        of_one = found.logits // problem.batch
+        found = found.part(sequence, None if of_one <= _WANTED else head)
+    return dataclasses.replace(found, small=found.logits <= _MAX_LOGITS)
 
 
 def _observation(trial: Trial, part: Comparison) -> Observation:

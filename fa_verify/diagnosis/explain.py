@@ -6,23 +6,19 @@ passing one: there it must be idle. What one case cannot tell apart another one 
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
+import re
 import time
 from typing import TYPE_CHECKING
 
-import torch
-
-from fa_verify.diagnosis import hypotheses
-from fa_verify.diagnosis.score import Fit, fit
+from fa_verify.diagnosis.asked import NEARER, Asked, Pass, Witness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fa_verify.diagnosis.evidence import Evidence
-    from fa_verify.diagnosis.hypothesis import Hypothesis, Prediction
-    from fa_verify.trial import Trial
+    from fa_verify.diagnosis.hypothesis import Hypothesis
+    from fa_verify.diagnosis.score import Fit
 
 __all__ = ["OR", "SIMULATED", "Explanation", "Pass", "Witness", "explain"]
 
@@ -34,53 +30,17 @@ OR = "; or "  # before what explains the same as well
 # the float32 sum before it, so some rows drift; hence 0.9.
 _LEAST_EXPLAINED = 0.9
 _LEAST_REPRODUCED = 0.9  # of the wrong elements, where the cause is no rounding
-_LEAST_AGREEING = 0.99  # of a passing case
 _LEAST_GAIN = 1.5  # on the wrong elements alone
 _LEAST_MERIT = 3.0
-_NEARER = 1.2  # times as near as a right kernel's results, on a case that is not the most telling
 _MANY = 1000.0
 _CLEARLY_BETTER = 1.25  # below that the simpler (earlier) of two hypotheses is named
 _MOST_KEPT = 24  # hypotheses that other cases are asked about
 _FITTED = 8.0  # a number fitted to each case brings it nearer than the cause that explains them all
 _MOST_NAMED = 2  # alternatives
 _FOR_CONDITIONAL = 3  # failing cases of a cause that should have broken a passing one too
+_CHEAPER = 8  # times fewer logits than the case that tells most: a case that sifts hypotheses
+_SIEVES = 2  # of them
 _GRACE = 2.0  # seconds for other cases when there is no more time for other hypotheses
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """The forward or the backward pass: its tensors, and where its hypotheses come from."""
-
-    names: tuple[str, ...]
-    backward: bool
-
-    def hypotheses(self, witness: Witness) -> list[Hypothesis]:
-        """The hypotheses on one case."""
-        find = hypotheses.for_backward if self.backward else hypotheses.for_forward
-        return list(find(witness.trial, witness.evidence))
-
-    def right(self, witness: Witness) -> Prediction:
-        """What a right kernel writes."""
-        find = hypotheses.right_backward if self.backward else hypotheses.right_forward
-        return find(witness.trial, witness.evidence)
-
-    def seen(self, witness: Witness) -> bool:
-        """Whether the case has this pass."""
-        found = witness.evidence.seen
-        return self.names[0] in found and (not self.backward or "o" in found)
-
-    def fails(self, witness: Witness) -> bool:
-        """Whether it goes wrong there."""
-        holes = any(name in witness.trial.execution.unwritten for name in self.names)
-        return witness.evidence.wrong(*self.names) or holes
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Witness:
-    """One trial and its evidence."""
-
-    trial: Trial
-    evidence: Evidence
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,33 +88,32 @@ def explain(
         like: What explains the other pass: the same cause goes before others.
     """
     usable = [w for w in witnesses if w.evidence.small and which.seen(w)]
-    failing = [w for w in usable if which.fails(w)]
+    failing = [asked for w in usable if which.fails(w) and (asked := Asked(which, w)).tells]
     if not failing:
         return None
-    passing = [w for w in usable if not which.fails(w)]
-    lead = max(failing, key=_tells)
-    found = which.hypotheses(lead)
+    passing = [Asked(which, w) for w in usable if not which.fails(w)]
+    lead = max(failing, key=lambda asked: _tells(asked.witness))
+    found = which.hypotheses(lead.witness)
     if like:
         found.sort(key=lambda h: not h.sentence.endswith(like))
-    kept = _kept(found, lead, end)
     rest = [w for w in failing if w is not lead]
-    index = {id(w): _by_key(which, w) for w in (*rest, *passing)}
+    kept = _kept(found, lead, _sieve(which, lead, rest), end)
     merits: list[tuple[float, Hypothesis, Fit]] = []
     conditional: list[tuple[float, Hypothesis, Fit]] = []
     for hypothesis, best in kept:
         if time.process_time() > end + _GRACE:
             break
         logs = [math.log(max(best.merit, 1e-9))]
-        for w in rest:
-            known = _on(which, w, index[id(w)], hypothesis)
+        for asked in rest:
+            known = asked.fit(hypothesis)
             if known is None:
                 continue
-            if not _agrees(known, hypothesis):
+            if not _agrees(known):
                 break
             logs.append(math.log(max(known.merit, 1e-9)))
         else:
             item = (math.exp(sum(logs) / len(logs)), hypothesis, best)
-            if all(_idle(w, index[id(w)], hypothesis) for w in passing):
+            if all(asked.idle(hypothesis) for asked in passing):
                 merits.append(item)
             elif len(failing) >= _FOR_CONDITIONAL:
                 conditional.append(item)
@@ -168,18 +127,35 @@ def explain(
 def _tells(witness: Witness) -> tuple[bool, bool, int]:
     """How much a failing case tells: a whole one with many wrong elements that are numbers."""
     evidence = witness.evidence
-    finite = all(bool(torch.isfinite(o.got[o.wrong]).all()) for o in evidence.seen.values())
-    return evidence.whole, finite, evidence.wrongs
+    return evidence.whole, evidence.finite, evidence.wrongs
 
 
-def _kept(found: list[Hypothesis], lead: Witness, end: float) -> list[tuple[Hypothesis, Fit]]:
-    """The hypotheses that explain the case that tells most, best first, in their order."""
+def _sieve(which: Pass, lead: Asked, rest: list[Asked]) -> list[Asked]:
+    """Cheap cases that most hypotheses fail on, cheapest first: small ones, then a part."""
+    limit = lead.witness.evidence.logits // _CHEAPER
+    cheap = sorted(
+        (asked for asked in rest if asked.witness.evidence.logits <= limit),
+        key=lambda asked: asked.witness.evidence.logits,
+    )[:_SIEVES]
+    evidence = lead.witness.evidence.narrowed()
+    if evidence is lead.witness.evidence:
+        return cheap
+    return [*cheap, Asked(which, Witness(lead.witness.trial, evidence))]
+
+
+def _kept(
+    found: list[Hypothesis], lead: Asked, sieve: list[Asked], end: float
+) -> list[tuple[Hypothesis, Fit]]:
+    """The hypotheses that explain the case that tells most, the best of them, in their order."""
     kept: dict[str, tuple[int, Hypothesis, Fit]] = {}
     for place, hypothesis in enumerate(found):
         if time.process_time() > end:
             break
-        known = _fit(hypothesis, lead.evidence)
-        if known is None or not _accepted(known, hypothesis):
+        fits = (asked.fit(hypothesis) for asked in sieve)
+        if not all(known is None or _agrees(known) for known in fits):
+            continue
+        known = lead.simulated(hypothesis)
+        if not _accepted(known):
             continue
         other = kept.get(hypothesis.key)
         if other is None or _better(known, other[2]):
@@ -188,60 +164,15 @@ def _kept(found: list[Hypothesis], lead: Witness, end: float) -> list[tuple[Hypo
     return [(hypothesis, known) for _, hypothesis, known in sorted(best, key=lambda item: item[0])]
 
 
-def _by_key(which: Pass, witness: Witness) -> dict[str, list[Hypothesis]]:
-    found: dict[str, list[Hypothesis]] = collections.defaultdict(list)
-    for hypothesis in which.hypotheses(witness):
-        found[hypothesis.key].append(hypothesis)
-    return found
+def _accepted(found: Fit) -> bool:
+    """Whether one case alone speaks for a hypothesis."""
+    return found.gain >= _LEAST_GAIN and found.merit >= _LEAST_MERIT and _agrees(found)
 
 
-def _on(
-    which: Pass, witness: Witness, known: dict[str, list[Hypothesis]], hypothesis: Hypothesis
-) -> Fit | None:
-    """How well the same cause fits another case; None where that case cannot tell."""
-    same = known.get(hypothesis.key, [])
-    if not same and (hypothesis.fitted or not witness.evidence.whole):
-        return None
-    fits = [_fit(one, witness.evidence) for one in same]
-    usable = [one for one in fits if one is not None]
-    if not usable:  # the cause has no effect there: a right kernel's results
-        right = which.right(witness)
-        evidence = witness.evidence
-        return fit(evidence.seen, right.values, right.free, evidence.problem.dtype)
-    return max(usable, key=lambda one: one.merit)
-
-
-def _idle(witness: Witness, known: dict[str, list[Hypothesis]], hypothesis: Hypothesis) -> bool:
-    """Whether the cause leaves a passing case as it was; to one that is fitted, nothing fits."""
-    same = known.get(hypothesis.key, [])
-    if hypothesis.fitted or not same:
-        return True
-    fits = [_fit(one, witness.evidence) for one in same]
-    return any(one is not None and one.explained >= _LEAST_AGREEING for one in fits)
-
-
-def _fit(hypothesis: Hypothesis, evidence: Evidence) -> Fit | None:
-    broken = any(bool((o.wrong & ~torch.isfinite(o.got)).any()) for o in evidence.seen.values())
-    if broken and hypothesis.rounding:
-        return None  # no format makes NaN of numbers, and NaN agrees with any NaN
-    prediction = hypothesis.predict()
-    found = fit(evidence.seen, prediction.values, prediction.free, evidence.problem.dtype)
-    if _holes_agree(prediction, evidence):  # no value is wrong there, and none is by chance so
-        found = dataclasses.replace(found, gain=_MANY, overall=_MANY)
-    return found
-
-
-def _accepted(found: Fit, hypothesis: Hypothesis) -> bool:
-    """Whether one case alone speaks for the hypothesis."""
-    enough = found.gain >= _LEAST_GAIN and found.merit >= _LEAST_MERIT
-    return enough and _agrees(found, hypothesis)
-
-
-def _agrees(found: Fit, hypothesis: Hypothesis) -> bool:
-    """Whether the hypothesis reproduces a case, and no right kernel would as well."""
-    if not hypothesis.rounding and found.reproduced < _LEAST_REPRODUCED:
-        return False
-    return found.explained >= _LEAST_EXPLAINED and found.gain >= _NEARER
+def _agrees(found: Fit) -> bool:
+    """Whether a hypothesis reproduces a case, and no right kernel would as well."""
+    enough = found.explained >= _LEAST_EXPLAINED and found.reproduced >= _LEAST_REPRODUCED
+    return enough and found.gain >= NEARER
 
 
 def _chosen(
@@ -260,14 +191,19 @@ def _chosen(
     words = {h.key: h.sentence for h in which.hypotheses(first)}
     named = hypothesis.sentence if hypothesis.fitted else words.get(hypothesis.key, "")
     named = named or hypothesis.sentence
-    others = [h.sentence for _, h, _ in near[1:]]
+    others = [h.sentence for _, h, _ in near[1:] if _bare(h.sentence) != _bare(named)]
     return Explanation(
         hypothesis=dataclasses.replace(hypothesis, sentence=named),
         fit=best,
         failing=counts[0],
         passing=counts[1],
-        others=tuple(dict.fromkeys(o for o in others if o != named))[:_MOST_NAMED],
+        others=tuple(dict.fromkeys(others))[:_MOST_NAMED],
     )
+
+
+def _bare(sentence: str) -> str:
+    """Without the gradients that it is about: in one of them a cause may do what it does in all."""
+    return re.sub(r"^in (the backward pass|[dqkv, and]+), ", "", sentence)
 
 
 def _better(found: Fit, best: Fit) -> bool:
@@ -276,11 +212,3 @@ def _better(found: Fit, best: Fit) -> bool:
         return True
     left, was = 1 - found.explained, 1 - best.explained
     return found.merit * _CLEARLY_BETTER >= best.merit and left < was / 4
-
-
-def _holes_agree(prediction: Prediction, evidence: Evidence) -> bool:
-    """Whether nobody wrote exactly where the hypothesis says so, and it says so somewhere."""
-    return any(
-        bool(holes.any()) and torch.equal(holes, ~evidence.seen[name].written)
-        for name, holes in prediction.holes.items()
-    )

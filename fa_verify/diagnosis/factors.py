@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fa_verify.diagnosis.evidence import Evidence, Observation
     from fa_verify.problem import Problem
@@ -33,17 +33,20 @@ _SETS = (
 
 
 def multiples(
-    evidence: Evidence, names: Sequence[str]
+    group: int, right: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Sentences and predictions of results that are a known number times what they should be."""
-    group = evidence.problem.group
+    """Sentences and predictions of results that are a known number times what they should be.
+
+    Args:
+        group: Query heads of a key head.
+        right: What a right kernel writes.
+    """
     known = [
         (-1.0, "negated: the sign is wrong"),
         (2.0, "twice what is due: added twice, or into what was not zeroed"),
     ]
     if group > 1:
         known.append((1 / group, "divided by the group's size: a mean where a sum is due"))
-    right = {name: evidence.seen[name].reference for name in names if name in evidence.seen}
     for some in _SETS:
         if set(some) <= set(right):
             for factor, text in known:
@@ -52,11 +55,11 @@ def multiples(
 
 
 def fitted(
-    evidence: Evidence, names: Sequence[str]
+    evidence: Evidence, names: Sequence[str], right: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """The same with the number that fits the results, for those tensors that are wrong."""
     wrong = [name for name in names if evidence.wrong(name)]
-    factors = [_factor(evidence.seen[name]) for name in wrong]
+    factors = [_factor(evidence.seen[name], right[name]) for name in wrong]
     found = [factor for factor in factors if factor is not None]
     if not found or len(found) < len(wrong):
         return
@@ -65,14 +68,14 @@ def fitted(
         return
     verb = "is" if len(wrong) == 1 else "are"
     text = f"{factor:.5g} times what is due: a factor is wrong or has too few digits"
-    values = {name: evidence.seen[name].reference * factor for name in wrong}
+    values = {name: right[name] * factor for name in wrong}
     yield f"{_listed(wrong)} {verb} {text}", values
     seen = evidence.seen[wrong[0]]
     if len(wrong) == 1 and seen.wrong.ndim == 4:
         columns = seen.wrong.any(dim=2).any(dim=1).any(dim=0)
         first = int(columns.nonzero()[0])
         if first and bool(columns[first:].float().mean() > 0.5):
-            value = seen.reference.clone()
+            value = right[wrong[0]].clone()
             value[..., first:] *= factor
             tail = f"columns {first}..{len(columns) - 1} of {wrong[0]} alone are"
             yield f"{tail} {_tail(factor, evidence.problem)}", {wrong[0]: value}
@@ -88,13 +91,12 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(", ".join(names).rsplit(", ", 1))
 
 
-def _factor(seen: Observation) -> float | None:
+def _factor(seen: Observation, right: torch.Tensor) -> float | None:
     """The median ratio where it is most certain: at the largest of the wrong elements."""
-    usable = seen.wrong & torch.isfinite(seen.got) & torch.isfinite(seen.reference)
-    usable &= seen.reference.abs() > 0
+    usable = seen.wrong & torch.isfinite(seen.got) & torch.isfinite(right) & (right.abs() > 0)
     if int(usable.sum()) < _ENOUGH:
         return None
-    got, reference = seen.got[usable], seen.reference[usable]
+    got, reference = seen.got[usable], right[usable]
     large = reference.abs() >= reference.abs().median()
     return float((got[large] / reference[large]).median())
 
@@ -102,10 +104,10 @@ def _factor(seen: Observation) -> float | None:
 def scale_in_lse(evidence: Evidence) -> list[float]:
     """Softmax scales, other than the one asked, that give the observed lse of one row.
 
-    lse of a row is convex in the scale, so that two scales at most fit it.
+    Without a softcap, lse of a row is convex in the scale, so that two scales at most fit it.
     """
     problem, lse = evidence.problem, evidence.seen.get("lse")
-    if lse is None or problem.softcap:
+    if lse is None:
         return []
     lo, hi = (
         torch.from_numpy(x) for x in problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
@@ -120,18 +122,25 @@ def scale_in_lse(evidence: Evidence) -> list[float]:
     got = float(lse.got[batch, head, row])
     tried = torch.logspace(-4, 2, 121, dtype=torch.float64)
     tried = torch.cat([-tried.flip(0), tried])
-    error = torch.logsumexp(tried[:, None] * products, dim=1) - got
+    error = _lse(tried[:, None] * products, problem) - got
     crossings = (error[:-1] * error[1:] < 0).nonzero().flatten().tolist()
-    found = [_root(products, got, float(tried[i]), float(tried[i + 1])) for i in crossings]
+
+    def far(scale: float) -> float:
+        return float(_lse(scale * products, problem)) - got
+
+    found = [_root(far, float(tried[i]), float(tried[i + 1])) for i in crossings]
     return [scale for scale in found if not math.isclose(scale, problem.scale, rel_tol=1e-3)]
 
 
-def _root(products: torch.Tensor, got: float, low: float, high: float) -> float:
-    def error(scale: float) -> float:
-        return float(torch.logsumexp(scale * products, dim=0)) - got
+def _lse(scores: torch.Tensor, problem: Problem) -> torch.Tensor:
+    if problem.softcap:
+        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    return torch.logsumexp(scores, dim=-1)
 
-    below = error(low) < 0
+
+def _root(far: Callable[[float], float], low: float, high: float) -> float:
+    below = far(low) < 0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if (error(middle) < 0) == below else (low, middle)
+        low, high = (middle, high) if (far(middle) < 0) == below else (low, middle)
     return (low + high) / 2

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fa_verify.diagnosis.cause import Cause
 from fa_verify.diagnosis.knobs import Knobs
+from fa_verify.diagnosis.softmax import digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,7 @@ def _factors(problem: Problem) -> Iterator[Cause]:
     yield Cause(text, Knobs(exponent=_LN2))
     text = "exp is given base-2 logits: the factor log2(e) is one too many"
     yield Cause(text, Knobs(exponent=1 / _LN2))
+    yield from digits()
     text = "lse is taken to be in base 2, and is natural"
     yield Cause(text, Knobs(lse_read=_LN2))
     text = "lse is taken to be natural, and is in base 2"

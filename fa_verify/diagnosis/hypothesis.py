@@ -15,11 +15,18 @@ __all__ = ["Hypothesis", "Prediction"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prediction:
-    """Tensors by name, where each says nothing, and where nobody would have written it."""
+    """What would have been written.
+
+    Attributes:
+        values: Tensors by name.
+        free: Where each says nothing; holes: where nobody would have written it.
+        stray: Something would have been read that lies outside its tensor.
+    """
 
     values: dict[str, torch.Tensor]
     free: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     holes: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    stray: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

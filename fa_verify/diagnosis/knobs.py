@@ -135,7 +135,8 @@ class Knobs:
         """Whether P, given a right lse, may exceed 1: other keys are visible, or other logits."""
         moved = (self.shift, self.left, self.right, not self.masked, self.scale is not None)
         other = (self.exponent != 1, self.lse_read != 1, not self.softcap, self.head_dim)
-        return any((*moved, *other, self.scale_after_cap, self.kv_head != "divide"))
+        more = (self.scale_after_cap, self.kv_head != "divide", "unmasked" in self.loop)
+        return any((*moved, *other, *more))
 
 
 RIGHT = Knobs()

@@ -36,6 +36,8 @@ def row_loops(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "the loop over rows begins a block after the diagonal", "rows late"
     if problem.mask.window_left is not None:
         yield "the loop over rows ends one row too early under the window", "rows short"
+    if problem.mask.hides_anything:
+        yield "partly hidden blocks are treated as wholly visible", "rows unmasked"
     yield "the loop over rows is rounded down: its last, partial block is left out", "rows floor"
 
 
@@ -71,6 +73,8 @@ def visited(
         "end causal": -(-diagonal // block_n) * block_n,
         "end floor": end // block_n * block_n,
     }
+    if loop == "rows unmasked":
+        return _rows(problem, loop, (rows, keys), block_m, block_n)
     if loop in starts:
         return visible & (keys >= starts[loop])
     if loop in ends:
@@ -93,6 +97,13 @@ def _rows(
     if mask.window_left is not None:
         last = (first + block_n).clamp(max=problem.seqlen_k) - 1
         end = (last - shift + mask.window_left + 1).clamp(max=problem.seqlen_q)
+    if loop == "rows unmasked":
+        edge = 0 if mask.causal else mask.window_right
+        if edge is not None:
+            begin = (first - shift - edge).clamp(min=0) // block_m * block_m
+        else:
+            begin = torch.zeros_like(first)
+        return (rows >= begin) & (rows < -(-end // block_m) * block_m)
     if loop == "rows short":  # the last block is whole: what it visits is masked row by row
         return rows < -(-(end - 1) // block_m) * block_m
     return rows < end // block_m * block_m

@@ -148,7 +148,7 @@ def forward(
     Returns:
         "o" (batch, heads_q, seqlen_q, head_dim_v) and "lse" (batch, heads_q, seqlen_q), float64.
     """
-    heads = key_heads(problem, knobs).clamp(max=problem.heads_kv - 1)
+    heads = key_heads(problem, knobs)
     k, v = k[:, heads], v[:, heads]
     block = knobs.block_n
     keys = problem.seqlen_k
@@ -162,6 +162,7 @@ def forward(
     if knobs.v_late:
         v = torch.cat([v[..., :block, :], v[..., :-block, :]], dim=-2)[..., :keys, :]
     scores, only_l = _with_hidden(problem, scores, visible(problem, knobs, keys), knobs)
+    tiles = visited(problem, torch.ones_like(scores[0, 0]).bool(), "unmasked", knobs.block_m, block)
     shape, least = scores.shape[:3], _NORMAL if knobs.flushes else _FLUSH
     m = torch.full(shape, knobs.start, dtype=torch.float64)
     l = torch.zeros(shape, dtype=torch.float64)  # noqa: E741 - its name in every paper
@@ -169,7 +170,7 @@ def forward(
     for first in range(0, keys, block):
         columns = slice(first, first + block)
         part = scores[..., columns]
-        m_new = part.max(dim=-1).values
+        m_new = torch.nan_to_num(part, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(-1)
         m_new = m_new if knobs.block_maximum else torch.maximum(m, m_new)
         origin = torch.where(torch.isinf(m_new), torch.zeros_like(m_new), m_new)
         if knobs.no_maximum:
@@ -178,8 +179,11 @@ def forward(
         p = _polynomial(exponent) if knobs.polynomial else torch.exp(exponent)
         p = _float32_range(p, least)
         rescale = _float32_range(torch.exp(knobs.exponent * (m - origin)), least)
-        if knobs.no_maximum:
-            rescale = torch.ones_like(rescale)
+        visits = tiles[:, columns].any(dim=-1)
+        if knobs.block_maximum:
+            m_new = torch.where(visits, m_new, m)
+        if knobs.block_maximum or knobs.no_maximum:
+            rescale = rescale.masked_fill(torch.tensor(knobs.no_maximum) | ~visits, 1.0)
         l = l * rescale if knobs.rescale_l else l  # noqa: E741
         l = _rounded(l + _rounded(p.sum(dim=-1), knobs.part_dtype), knobs.l_dtype)  # noqa: E741
         acc = acc * rescale[..., None] if knobs.rescale_acc else acc
@@ -216,19 +220,20 @@ def backward(
         delta: (batch, heads_q, seqlen_q), by default sum(do * o).
     """
     q, k, v, do = tensors
-    heads = key_heads(problem, knobs).clamp(max=problem.heads_kv - 1)
+    heads = key_heads(problem, knobs)
     k, v = k[:, heads], v[:, heads]
     seen = visible(problem, knobs, problem.seqlen_k)
     scores, slope = logits(problem, q, k, knobs)
     p = torch.exp(knobs.exponent * (scores - knobs.lse_read * lse[..., None]))
-    p = p.masked_fill(~seen | torch.isinf(lse)[..., None], 0.0)
+    hidden = ~seen | torch.isinf(lse)[..., None]
+    p = p.masked_fill(hidden, 0.0)
     p = p.clamp(max=1.0) if knobs.capped_p else p
     delta = _rounded(do * o, knobs.delta_dtype).sum(dim=-1) if delta is None else delta
     width = knobs.dp_columns
     dp_do = _operand(do[..., :width], knobs, knobs.v_dtype)
     dp = dp_do @ _operand(v[..., :width], knobs, knobs.v_dtype).mT
     dp = _rounded(dp, knobs.dp_dtype)
-    ds = p * (dp - delta[..., None] * knobs.delta)
+    ds = (p * (dp - delta[..., None] * knobs.delta)).masked_fill(hidden, 0.0)  # not 0 times NaN
     if knobs.softcap_slope:
         ds = ds * slope
     ds, p = _rounded(ds, knobs.ds_dtype), _rounded(p, knobs.p_dtype)
@@ -244,7 +249,8 @@ def backward(
             (problem.batch, problem.heads_kv, *per_head.shape[2:]), dtype=torch.float64
         )
         for head in _contributing(problem, knobs):
-            total[:, heads[head]] += per_head[:, head]
+            if heads[head] < problem.heads_kv:
+                total[:, heads[head]] += per_head[:, head]
         found[name] = total
     return {name: _rounded(value, problem.dtype) for name, value in found.items()}
 

@@ -22,6 +22,7 @@ __all__ = ["moderate", "simpler"]
 _LENGTHS = (81, 149)
 _HEADS = 3  # key heads, and query heads of each: the ways to map the ones to the others differ
 _MOST_HEADS = 9
+_MOST_COLUMNS = 9 * 160  # of q and k, or of v, in all heads: more take too long to execute
 _HIDES = 3  # a window is at least this much narrower than the keys
 
 
@@ -71,11 +72,13 @@ def _rich(case: Case) -> Case:
     p = case.problem
     short, long = _LENGTHS
     lengths = (long, short) if p.seqlen_q > p.seqlen_k else (short, long)
-    group = min(p.group, _HEADS)
-    heads_kv = min(p.heads_kv, _HEADS)
+    most = max(1, min(_MOST_HEADS, 2 * _MOST_COLUMNS // (p.head_dim + p.head_dim_v)))
+    group, heads_kv = min(p.group, _HEADS), min(p.heads_kv, _HEADS)
+    while heads_kv * group > most:
+        group, heads_kv = (group - 1, heads_kv) if group >= heads_kv else (group, heads_kv - 1)
     problem = dataclasses.replace(
         p,
-        batch=min(p.batch, max(1, _MOST_HEADS // (heads_kv * group))),
+        batch=min(p.batch, max(1, most // (heads_kv * group))),
         heads_q=heads_kv * group,
         heads_kv=heads_kv,
         seqlen_q=lengths[0],

@@ -80,6 +80,8 @@ def other_delta(
     problem, seen = evidence.problem, evidence.seen
     if "dq" not in seen or problem.head_dim < _LEAST_COLUMNS or not evidence.wrong("dq"):
         return
+    if not bool(torch.isfinite(seen["dq"].got).all()):
+        return  # no number in place of delta makes NaN of numbers
     heads = torch.arange(problem.heads_q) // problem.group
     k = evidence.k[:, heads]
     scores, slope = model.logits(problem, evidence.q, k, RIGHT)

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
     from fa_verify.diagnosis.evidence import Observation
 
-__all__ = ["Fit", "fit"]
+__all__ = ["Compared", "Fit", "compared", "fit"]
 
 # A prediction is made in float64 by a kernel that does not exist: the bound of the right kernel is
 # a measure of its rounding errors, not a limit. Four times it is generous; what separates causes is
 # the gain.
 _GENEROUS = 4.0
 _FLOOR = 1.0 / 64.0  # of that: nearer than this nothing distinguishes two predictions
+# Unit roundoff, and the spacing of subnormal numbers, of which any rounding may cost one.
 _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+_SUBNORMAL = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +50,84 @@ class Fit:
         return math.sqrt(self.gain * max(self.overall, 1.0)) * self.explained**4
 
 
+class Compared:
+    """The elements of an observation that predictions are compared with, of which there are many.
+
+    Attributes:
+        places: Of these elements in the flattened tensor.
+        got, reference, det, wrong: As the observation has them, there.
+        before: How far they are from the reference.
+        telling: Those of the wrong ones that are further from it than such a rounding.
+        clear: Some are so wrong that more than a rounding must be to blame.
+        unit, spacing: The unit roundoff of the tensor's format, and of its subnormal numbers.
+    """
+
+    def __init__(self, observation: Observation, dtype: str) -> None:
+        """Take out what is compared."""
+        usable = observation.written & (torch.isfinite(observation.det) | observation.wrong)
+        self.places = usable.flatten().nonzero().flatten()
+        self.unit, self.spacing = _UNIT[dtype], _SUBNORMAL[dtype]
+        self.got, self.reference, self.wrong, det = (
+            x.flatten()[self.places]
+            for x in (observation.got, observation.reference, observation.wrong, observation.det)
+        )
+        self.det = _number(det)
+        self.before = _distance(self.got, self.reference).clamp(max=1e300)
+        self.telling = self.wrong & (self.before > 2 * self.spacing)
+        self.clear = bool((self.telling & (self.before > self._tolerance(self.reference))).any())
+
+    def _tolerance(self, expected: torch.Tensor, det: torch.Tensor | None = None) -> torch.Tensor:
+        det = self.det if det is None else det
+        return _GENEROUS * (det + 2 * self.unit * _number(expected).abs()) + self.spacing
+
+    def fit(self, value: torch.Tensor, free: torch.Tensor | None) -> Fit | None:
+        """Compare a prediction; None where it says nothing.
+
+        Args:
+            value: The prediction.
+            free: Where it says nothing, if anywhere.
+        """
+        got, det, before, wrong, telling = (
+            self.got, self.det, self.before, self.wrong, self.telling
+        )  # fmt: skip
+        expected = value.flatten()[self.places]
+        if free is not None:
+            kept = ~free.flatten()[self.places]
+            got, det, before, wrong, telling, expected = (
+                x[kept] for x in (got, det, before, wrong, telling, expected)
+            )
+        if not len(got):
+            return None
+        tolerance = self._tolerance(expected, det)
+        error = _distance(got, expected).clamp(max=1e300)
+        near = error <= tolerance
+        explained = float(near.double().mean())
+        reproduced = float(near[wrong].double().mean()) if bool(wrong.any()) else 1.0
+        if not bool(telling.any()):
+            return Fit(explained=explained, reproduced=reproduced, gain=math.nan, overall=math.nan)
+        after = torch.maximum(error, _FLOOR * tolerance)
+        # Relative to the tolerance, and capped: one huge element must not speak for all.
+        sums = [float((x / tolerance).clamp(max=1.0).sum()) for x in (before, after)]
+        return Fit(
+            explained=explained,
+            reproduced=reproduced,
+            gain=float((before[telling] / after[telling]).median()),
+            overall=sums[0] / sums[1],
+        )
+
+
+def compared(seen: Mapping[str, Observation], dtype: str) -> dict[str, Compared]:
+    """Observations by name, ready for comparison; `dtype` is that of the outputs."""
+    return {
+        name: Compared(observation, "float32" if name == "lse" else dtype)
+        for name, observation in seen.items()
+    }
+
+
 def fit(
-    seen: Mapping[str, Observation],
+    seen: Mapping[str, Compared],
     predicted: Mapping[str, torch.Tensor],
     free: Mapping[str, torch.Tensor],
-    dtype: str,
 ) -> Fit:
     """Compare predictions with observations.
 
@@ -60,39 +135,15 @@ def fit(
         seen: Observations by name.
         predicted: Predicted tensors; names that are missing are not compared.
         free: Where the prediction says nothing, by name.
-        dtype: Of the outputs.
     """
-    explained, reproduced, gains, overall = 1.0, 1.0, [], []
-    for name, value in predicted.items():
-        if name not in seen:
-            continue
-        observation = seen[name]
-        compared = observation.written & (torch.isfinite(observation.det) | observation.wrong)
-        if name in free:
-            compared = compared & ~free[name]
-        if not bool(compared.any()):
-            continue
-        unit = _UNIT["float32" if name == "lse" else dtype]
-        got, expected = observation.got[compared], value[compared]
-        det = _number(observation.det[compared])
-        tolerance = _GENEROUS * (det + 2 * unit * _number(expected).abs()) + 1e-300
-        error = _distance(got, expected)
-        near = (error <= tolerance).double()
-        explained = min(explained, float(near.mean()))
-        wrong = observation.wrong[compared]
-        if bool(wrong.any()):
-            reproduced = min(reproduced, float(near[wrong].mean()))
-            before = _distance(got, observation.reference[compared]).clamp(max=1e300)
-            after = torch.maximum(error.clamp(max=1e300), _FLOOR * tolerance)
-            gains.append(float((before[wrong] / after[wrong]).median()))
-            # Relative to the tolerance, and capped: one huge element must not speak for all.
-            before, after = ((x / tolerance).clamp(max=1.0) for x in (before, after))
-            overall.append(float(before.sum() / after.sum()))
+    parts = [seen[n].fit(x, free.get(n)) for n, x in predicted.items() if n in seen]
+    fits = [part for part in parts if part is not None]
+    telling = [part for part in fits if not math.isnan(part.gain)]
     return Fit(
-        explained=explained,
-        reproduced=reproduced,
-        gain=min(gains, default=0.0),
-        overall=min(overall, default=0.0),
+        explained=min((part.explained for part in fits), default=1.0),
+        reproduced=min((part.reproduced for part in fits), default=1.0),
+        gain=min((part.gain for part in telling), default=0.0),
+        overall=min((part.overall for part in telling), default=0.0),
     )
 
 
@@ -102,6 +153,9 @@ def _number(x: torch.Tensor) -> torch.Tensor:
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """|a - b|; 0 for equal infinities and for two NaN, inf where only one is finite."""
+    error = (a - b).abs()
+    if bool(torch.isfinite(error).all()):
+        return error
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
-    error = torch.nan_to_num((a - b).abs(), nan=torch.inf, posinf=torch.inf)
+    error = torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf)
     return torch.where(same, torch.zeros_like(error), error)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fa_verify.problem import Problem
 
-__all__ = ["formats", "loops", "loops_over_rows", "softmax"]
+__all__ = ["digits", "formats", "loops", "loops_over_rows", "softmax"]
 
 _LN2 = math.log(2.0)
 _HIDDEN = (-1e4, -1e5, -3e4, -1e3, 0.0)  # numbers that kernels put where -inf is due
@@ -26,9 +26,7 @@ def softmax(config: str, problem: Problem) -> Iterator[Cause]:
     yield Cause("exp2 is given natural logits: the factor log2(e) is missing", Knobs(exponent=_LN2))
     text = "exp is given base-2 logits: the factor log2(e) is one too many"
     yield Cause(text, Knobs(exponent=1 / _LN2))
-    for digits in (1.44, 1.442, 1.443, 1.4427, 1.44269):
-        text = f"log2(e) has too few digits in the exponent of P: {digits}"
-        yield Cause(text, Knobs(exponent=digits * _LN2))
+    yield from digits()
     yield Cause("exp2 is a polynomial of degree 3", Knobs(polynomial=True))
     yield Cause("o is not divided by l", Knobs(normalise=False))
     yield Cause("the running maximum m starts at 0 instead of -inf", Knobs(start=0.0))
@@ -39,6 +37,13 @@ def softmax(config: str, problem: Problem) -> Iterator[Cause]:
     yield Cause(text, Knobs(no_maximum=True))
     yield from _hidden(config, problem)
     yield from _blockwise(config, problem)
+
+
+def digits() -> Iterator[Cause]:
+    """log2(e), in the exponent of P, cut off or rounded."""
+    for number in (1.44, 1.442, 1.443, 1.4427, 1.44269):
+        text = f"log2(e) has too few digits in the exponent of P: {number}"
+        yield Cause(text, Knobs(exponent=number * _LN2))
 
 
 def _lse() -> Iterator[Cause]:
@@ -81,8 +86,9 @@ def _blockwise(config: str, problem: Problem) -> Iterator[Cause]:
             ):
                 text = f"the rescale factor is omitted from {what} {at}"
                 yield Cause(text, Knobs(block_n=block, **knobs))  # type: ignore[arg-type]
-            text = f"the row's maximum forgets the blocks before: it is the last block's {of}"
-            yield Cause(text, Knobs(block_maximum=True, block_n=block))
+            for block_m in {m for m, n in blocks(config) if n == block} or {64}:
+                text = f"the row's maximum forgets the blocks before: it is the last block's {of}"
+                yield Cause(text, Knobs(block_maximum=True, block_m=block_m, block_n=block))
             text = f"a block is multiplied by the v of the block before {of}"
             yield Cause(text, Knobs(v_late=True, block_n=block))
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fa_verify.diagnosis.evidence import Evidence
+    from fa_verify.diagnosis.knobs import Knobs
 
 __all__ = ["MERGES", "merged", "splits"]
 
@@ -41,23 +42,25 @@ def splits(evidence: Evidence) -> Iterator[tuple[int, int]]:
             yield count, width
 
 
-def merged(evidence: Evidence, width: int, how: str) -> dict[str, torch.Tensor]:
+def merged(
+    evidence: Evidence, width: int, how: str, knobs: Knobs = RIGHT
+) -> dict[str, torch.Tensor]:
     """O and lse when the keys are split and the parts are merged in this way.
 
     Args:
         evidence: The inputs.
         width: Keys a split.
         how: A key of `MERGES`.
+        knobs: How a kernel that does it right rounds.
     """
     problem = dataclasses.replace(evidence.problem, dtype="float32")  # the parts are not rounded
     form = evidence.problem.dtype
-    rounded = dataclasses.replace(RIGHT, p_dtype="" if form == "float32" else form)
     scores, _ = model.logits(problem, evidence.q, evidence.k[:, _heads(evidence)], RIGHT)
     scores = scores.masked_fill(~model.visible(problem, RIGHT, problem.seqlen_k), -torch.inf)
     parts, weights = [], []
     for first in range(0, problem.seqlen_k, width):
-        knobs = dataclasses.replace(rounded, keys_begin=first, keys_end=first + width)
-        part = model.forward(problem, evidence.q, evidence.k, evidence.v, knobs)
+        these = dataclasses.replace(knobs, keys_begin=first, keys_end=first + width)
+        part = model.forward(problem, evidence.q, evidence.k, evidence.v, these)
         parts.append(part["o"])
         maximum = scores[..., first : first + width].max(dim=-1).values
         weights.append(maximum if how == "maximum" else part["lse"])

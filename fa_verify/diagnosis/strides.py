@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from fa_verify.diagnosis.addressing import read_by
 from fa_verify.inputs import SPARSE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fa_verify.inputs import Inputs
 
@@ -38,8 +39,8 @@ def _slips(
 
 def loads(
     x: Inputs, names: str | tuple[str, ...], o: torch.Tensor | None = None
-) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Sentences, the input that is loaded wrongly, and what is loaded in its place.
+) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
+    """Sentences, the input that is loaded wrongly, and what is loaded in its place, on demand.
 
     Args:
         x: The inputs.
@@ -65,7 +66,11 @@ def loads(
         for sentence, wrong in slips:
             if _same(wrong, right, sizes) or _extent(sizes, wrong) >= SPARSE:
                 continue
-            yield sentence, name, read_by(tensor.cpu(), wrong)
+            yield sentence, name, functools.partial(_read, tensor, wrong)
+
+
+def _read(tensor: torch.Tensor, wrong: Strides) -> torch.Tensor:
+    return read_by(tensor.cpu(), wrong)
 
 
 def stores(

@@ -1,0 +1,182 @@
+"""`Forward` and `Backward`: what a kernel with a suspected defect would have written."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from fa_verify.diagnosis import model
+from fa_verify.diagnosis import splits as split_keys
+from fa_verify.diagnosis.addressing import read_by
+from fa_verify.diagnosis.hypothesis import Hypothesis, Prediction
+from fa_verify.diagnosis.knobs import RIGHT, Knobs
+from fa_verify.diagnosis.spread import unclear_gradients, unclear_output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from fa_verify.diagnosis.cause import Cause
+    from fa_verify.diagnosis.evidence import Evidence
+    from fa_verify.problem import Problem
+    from fa_verify.trial import Trial
+
+__all__ = ["Backward", "Forward"]
+
+_AS_GIVEN: Mapping[str, Callable[[], torch.Tensor]] = MappingProxyType({})
+
+
+def _declared(trial: Trial, problem: Problem, knobs: Knobs) -> Knobs:
+    """The knobs with the kernel's declared rounding of P and dS, and the backend's of operands."""
+    arithmetic = trial.kernel.arithmetic
+    return dataclasses.replace(
+        knobs,
+        p_dtype=knobs.p_dtype or _format(arithmetic.p_dtype, problem),
+        ds_dtype=knobs.ds_dtype or _format(arithmetic.ds_dtype, problem),
+        tf32=knobs.tf32 or (_tf32(trial) if problem.dot_precision == "tf32" else ""),
+    )
+
+
+def _format(declared: str, problem: Problem) -> str:
+    form = problem.dtype if declared == "input" else declared
+    return "" if form == "float32" else form
+
+
+def _tf32(trial: Trial) -> Literal["truncate", "nearest"]:
+    return "nearest" if trial.setup.float_model == "tf32-rna" else "truncate"
+
+
+def _past_the_last(trial: Trial, problem: Problem, knobs: Knobs) -> dict[str, torch.Tensor]:
+    """K and v with what lies where query heads look for key heads that do not exist."""
+    if not bool((model.key_heads(problem, knobs) >= problem.heads_kv).any()):
+        return {}
+    given = {"k": trial.pristine.k.cpu(), "v": trial.pristine.v.cpu()}
+    return {name: read_by(x, x.stride(), heads=problem.heads_q) for name, x in given.items()}
+
+
+def _by_query_head(
+    problem: Problem, knobs: Knobs, x: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    heads = model.key_heads(problem, knobs)
+    return x | {name: x[name][:, heads] for name in ("k", "v")}
+
+
+class Forward:
+    """Predictions of o and lse for one trial."""
+
+    def __init__(self, trial: Trial, evidence: Evidence) -> None:
+        self.trial, self.evidence = trial, evidence
+        self.inputs = {"q": evidence.q, "k": evidence.k, "v": evidence.v}
+
+    def __call__(
+        self, knobs: Knobs = RIGHT, loaded: Mapping[str, Callable[[], torch.Tensor]] = _AS_GIVEN
+    ) -> Prediction:
+        """What is written with these knobs, and with these inputs in place of those given."""
+        problem = self.evidence.problem
+        x = self.inputs | {name: load() for name, load in loaded.items()}
+        x |= _past_the_last(self.trial, problem, knobs)
+        used = _declared(self.trial, problem, knobs)
+        values = model.forward(problem, x["q"], x["k"], x["v"], used)
+        free = {}
+        if knobs.head_dim_v is not None and knobs.head_dim_v < problem.head_dim_v:
+            free["o"] = torch.zeros_like(values["o"], dtype=torch.bool)
+            free["o"][..., knobs.head_dim_v :] = True
+        stray = any(bool(torch.isnan(x[name]).any()) for name in "qkv")
+        if stray or knobs.tanh_overflows:  # whatever a maximum makes of NaN
+            free["lse"] = torch.isnan(values["o"]).any(dim=-1)
+        if stray:
+            seen = model.visible(problem, knobs, problem.seqlen_k)
+            free["o"] = unclear_output(seen, _by_query_head(problem, knobs, x), values["o"])
+        return Prediction(values, free, stray=stray)
+
+    @functools.cached_property
+    def right(self) -> Prediction:
+        """What a right forward pass writes."""
+        return self()
+
+    def merged(self, width: int, how: str) -> Prediction:
+        """What a kernel writes that splits the keys and merges the parts wrongly."""
+        used = _declared(self.trial, self.evidence.problem, RIGHT)
+        return Prediction(split_keys.merged(self.evidence, width, how, used))
+
+    def hypothesis(self, cause: Cause) -> Hypothesis:
+        """That this cause is at work."""
+        return Hypothesis(
+            cause.sentence,
+            functools.partial(self, cause.knobs),
+            name=cause.name,
+            addressing=cause.knobs.kv_head != "divide",
+            rounding=cause.knobs.rounds,
+        )
+
+
+class Backward:
+    """Predictions of dq, dk and dv for one trial, given the o and lse that it observed."""
+
+    def __init__(self, trial: Trial, evidence: Evidence) -> None:
+        self.trial, self.evidence = trial, evidence
+        assert evidence.do is not None  # noqa: S101 - for mypy: there are gradients
+        self.inputs = {"q": evidence.q, "k": evidence.k, "v": evidence.v, "do": evidence.do}
+        self.o = evidence.seen["o"].got
+        self.lse = evidence.seen["lse"].got if "lse" in evidence.seen else self._lse()
+
+    @functools.cached_property
+    def right(self) -> Prediction:
+        """What a right backward pass writes."""
+        return self()
+
+    def _lse(self) -> torch.Tensor:
+        e = self.evidence
+        return model.forward(e.problem, e.q, e.k, e.v)["lse"]
+
+    def __call__(
+        self,
+        knobs: Knobs = RIGHT,
+        delta: torch.Tensor | None = None,
+        loaded: Mapping[str, Callable[[], torch.Tensor]] = _AS_GIVEN,
+    ) -> Prediction:
+        """What is written with these knobs, this delta and these inputs in place of the right."""
+        problem = self.evidence.problem
+        x = self.inputs | {name: load() for name, load in loaded.items()}
+        used = _declared(self.trial, problem, knobs)
+        x |= _past_the_last(self.trial, problem, knobs)
+        tensors = (x["q"], x["k"], x["v"], x["do"])
+        values = model.backward(problem, tensors, self.o, self.lse, used, delta=delta)
+        free = {}
+        stray = any(bool(torch.isnan(tensor).any()) for tensor in tensors)
+        if stray:
+            seen = model.visible(problem, knobs, problem.seqlen_k)
+            free = unclear_gradients(seen, _by_query_head(problem, knobs, x), values)
+        if knobs.head_dim is not None:
+            for name in ("dq", "dk"):
+                free[name] = torch.zeros_like(values[name], dtype=torch.bool)
+                free[name][..., knobs.head_dim :] = True
+        return Prediction(values, free, stray=stray)
+
+    def addressed(
+        self,
+        sentence: str,
+        loaded: Mapping[str, Callable[[], torch.Tensor]],
+        delta: torch.Tensor | None = None,
+    ) -> Iterator[Hypothesis]:
+        """Inputs that are loaded wrongly, likewise by kernels that keep P at 1 or below."""
+        for knobs in (RIGHT, dataclasses.replace(RIGHT, capped_p=True)):
+            known = functools.partial(self, knobs, delta=delta, loaded=loaded)
+            yield Hypothesis(sentence, known, addressing=True)
+
+    def hypotheses(self, cause: Cause, where: str) -> Iterator[Hypothesis]:
+        """One for the cause, and one for a kernel that keeps P at 1 or below, as many do."""
+        name = f"{where} {cause.name}" if cause.name else ""
+        for knobs in (cause.knobs, dataclasses.replace(cause.knobs, capped_p=True)):
+            yield Hypothesis(
+                f"{where} {cause.sentence}",
+                functools.partial(self, knobs),
+                name=name,
+                addressing=knobs.kv_head != "divide",
+                rounding=knobs.rounds,
+            )
+            if not knobs.exceeds:
+                return

@@ -1,0 +1,165 @@
+"""Leases of cards, and the daemon that lets processes share one: the logic, without a card."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+from concurrent.futures import Future
+
+import pebble
+import pytest
+
+from fa_verify import loader, worker
+from fa_verify.backends import sharing
+from fa_verify.backends.base import FAULT, Setup
+from fa_verify.backends.cards import Card, lease, room
+from fa_verify.backends.sharing import Sharing
+from fa_verify.case import Case
+from fa_verify.pool import Pool
+from fa_verify.record import CaseRecord
+
+LARGE = tuple(Card(index=i, name=f"GPU-{i}", memory=24 << 30) for i in range(2))
+SMALL = (Card(index=0, name="GPU-small", memory=4 << 30),)
+
+
+def test_slots_follow_from_memory():
+    assert [card.slots for card in LARGE] == [3, 3]
+    assert SMALL[0].slots == 1  # a small card serves one process, whatever it needs
+    assert room((*LARGE, *SMALL)) == 7
+
+
+def test_leases_go_round_the_cards_and_end(tmp_path):
+    held = [lease(LARGE, tmp_path, seconds=0) for _ in range(7)]
+    places = [(x.card.index, x.slot) for x in held[:6]]
+    assert places == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+    assert held[6] is None  # nobody gets more than there is
+    held[2].give_back()
+    again = lease(LARGE, tmp_path, seconds=0)
+    assert (again.card.index, again.slot) == (0, 1)
+    assert lease(LARGE, tmp_path / "another machine", seconds=0) is not None
+
+
+def _hold(folder, ready, leave):
+    held = lease(SMALL, folder)
+    ready.set()
+    leave.wait(30)
+    os._exit(0 if held else 1)  # as a worker that is killed: nothing is given back
+
+
+def test_a_process_that_dies_gives_its_slot_back(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, leave = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(tmp_path, ready, leave))
+    process.start()
+    assert ready.wait(60)
+    assert lease(SMALL, tmp_path, seconds=0) is None
+    leave.set()
+    process.join()
+    assert lease(SMALL, tmp_path, seconds=5) is not None
+
+
+def test_a_share_is_of_what_is_free(tmp_path):
+    held = lease(LARGE, tmp_path, seconds=0)
+    assert held.share(3, 24 << 30) == pytest.approx(0.3)
+    assert held.share(1, 24 << 30) == pytest.approx(0.9)  # who works alone has all of it
+    assert held.share(3, 2 << 30) == pytest.approx(0.075)  # another program has the rest
+
+
+def daemon(folder, code):
+    """A command that writes down how it was called, as the driver's daemon is."""
+    path = folder / "mps"
+    told = folder / "told"
+    path.write_text(
+        f'#!/bin/sh\necho "$1|$CUDA_MPS_PIPE_DIRECTORY|$CUDA_VISIBLE_DEVICES|$(cat)" >> {told}\n'
+        f"exit {code}\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path), told
+
+
+def test_sharing_starts_a_daemon_that_workers_join_until_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    command, told = daemon(tmp_path, 0)
+    shared = Sharing.start(command)
+    folder = shared.folder
+    sharing.join(folder)
+    assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
+    assert Sharing.start(command).folder is None  # one is in charge already
+    shared.stop(command)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
+    sharing.join(folder)
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert not folder.exists()
+    # The daemon sees every card, whatever the worker may see.
+    assert told.read_text().splitlines() == [f"-d|{folder}||", f"|{folder}||quit -t 1"]
+
+
+@pytest.mark.parametrize("code", [1, None])
+def test_without_a_daemon_processes_take_turns(tmp_path, monkeypatch, code):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    command = "no-such-command" if code is None else daemon(tmp_path, code)[0]
+    assert Sharing.start(command).folder is None
+
+
+class _Scripted(Pool):
+    """A pool whose runs end as told."""
+
+    def __init__(self, folder, *ends):
+        super().__init__(1, timeout=1, memory=1 << 30, cap=False)
+        self._sharing = Sharing(folder)
+        self._ends = list(ends)
+
+    def submit(self, kernel, case, setup, **options):
+        future, end = Future(), self._ends.pop(0)
+        if isinstance(end, Exception):
+            future.set_exception(end)
+        else:
+            future.set_result(end)
+        if self._sharing.folder is not None:
+            self._again[future] = lambda: self.submit(kernel, case, setup, **options)
+        return future
+
+
+def died():
+    return pebble.ProcessExpired("died", FAULT)
+
+
+def test_a_death_on_a_shared_card_is_tried_again_alone(tmp_path):
+    """The neighbour of a fault passes, the one that faults fails; and nobody shares any more."""
+    (kernel,) = loader.load("kernels/flash_attention.py:flash")
+    case, setup = Case.parse("pass=fwd s=4x4 d=8 dtype=float32 seed=1"), Setup(backend="cuda")
+    fine = CaseRecord(
+        kernel="", target="", source_hash="", case=str(case), setup="", verdict="pass"
+    )
+    pool = _Scripted(tmp_path, died(), died(), fine, died(), died())
+    neighbour, guilty = (pool.submit(kernel, case, setup) for _ in range(2))
+    assert pool.result(neighbour, kernel, case, setup).verdict == "pass"
+    assert pool._sharing.folder is None
+    record = pool.result(guilty, kernel, case, setup)
+    assert (record.verdict, record.failures[0].check) == ("fail", "crash")
+    alone = pool.submit(kernel, case, setup)
+    assert pool.result(alone, kernel, case, setup).failures[0].check == "crash"
+    assert not pool._ends
+    pool.stop()
+
+
+def test_a_worker_leaves_when_its_card_is_dead(monkeypatch):
+    """What another process did to a shared card is no verdict: the case is run again."""
+
+    class LeftError(Exception):
+        pass
+
+    def leave(code):
+        raise LeftError(code)
+
+    def dead():
+        raise RuntimeError
+
+    monkeypatch.setattr(worker.os, "_exit", leave)
+    monkeypatch.setattr(worker.torch.cuda, "synchronize", lambda: None)
+    worker._leave_if_dead()
+    monkeypatch.setattr(worker.torch.cuda, "synchronize", dead)
+    with pytest.raises(LeftError, match=str(FAULT)):
+        worker._leave_if_dead()

@@ -60,6 +60,7 @@ def measure(kernels, options, title) -> None:
         seconds=options.seconds / 0.8,
         seed=options.seed,
         workers=options.workers,
+        spare=max(0, len(os.sched_getaffinity(0)) - options.workers),
         memory=8 << 30,
     )
     parent = time.process_time()

@@ -55,6 +55,8 @@ _STRESSED = 16
 _RUNS = 12
 _OPTIONS = ((4, 1), (8, 3), (2, 2), (8, 1), (4, 4))  # (num_warps, num_stages)
 
+_TOGETHER = 4  # cases that a worker on a card gets at a time
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -66,6 +68,7 @@ class Plan:
         seconds: Budget of the whole run, shrinking included; None: no limit.
         seed: The run's seed; every shard's follows from it.
         workers: Processes.
+        spare: Further processes, which compile ahead of them (CUDA).
         timeout: Seconds that one case may take.
         memory: Bytes that one worker may allocate.
         max_failures: Failing cases after which a kernel gets no more cases.
@@ -85,6 +88,7 @@ class Plan:
     seconds: float | None = None
     seed: int = 0
     workers: int = 1
+    spare: int = 0
     timeout: float = 60.0
     memory: int = 8 << 30
     max_failures: int = 10
@@ -132,6 +136,7 @@ def run(
         if examples is not None:
             listener = _Remembering(listener, examples)
             known = [item for kernel in kernels for item in _known(kernel, plan, examples)]
+        pool.compile_ahead(_first(kernels, plan))
         failed = _verify_all(pool, kernels, plan, listener, last_start, known=known)
         _shrink_all(pool, failed, plan, listener, end)
     finally:
@@ -148,6 +153,14 @@ def _pool(plan: Plan) -> Pool:
         card=card,
         spool=plan.spool,
     )
+
+
+def _first(kernels: tuple[Kernel, ...], plan: Plan) -> Iterator[tuple[Kernel, Case, Setup]]:
+    """A case of every form, the last first: workers come from the other end."""
+    forms = min(_CUDA_FORMS, plan.cases or _CUDA_FORMS)
+    every = _work(kernels, plan, collections.Counter())
+    for item in reversed(list(itertools.islice(every, forms * len(kernels)))):
+        yield item.kernel, item.case, item.setup
 
 
 def _shrink_all(
@@ -196,13 +209,14 @@ def _verify_all(
     more: collections.deque[_Item] = collections.deque()
     work = itertools.chain(known, _work(kernels, plan, failures))
     exhausted = False
+    together = _together(kernels, plan)
     while True:
-        while not exhausted and len(running) < 2 * plan.workers:
-            item = more.popleft() if more else next(work, None)
-            if item is None or (last_start is not None and time.monotonic() > last_start):
+        while not exhausted and len(running) < 2 * plan.workers * together:
+            items = _next(more, work, together)
+            if not items or (last_start is not None and time.monotonic() > last_start):
                 exhausted = True
                 break
-            running[item.start(pool)] = item
+            running.update(zip(_start(pool, items), items, strict=True))
         if not running:
             return failed
         done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -217,6 +231,34 @@ def _verify_all(
                 exhausted = False
                 setups = further(item.setup, record)
                 more.extend(dataclasses.replace(item, setup=setup) for setup in setups)
+
+
+def _together(kernels: tuple[Kernel, ...], plan: Plan) -> int:
+    """Cases that a worker gets at a time: several where one takes hundredths of a second."""
+    few = plan.cases is not None and plan.cases * len(kernels) < 4 * plan.workers * _TOGETHER
+    return 1 if plan.backend == "cpu" or plan.long or few else _TOGETHER
+
+
+def _next(more: collections.deque[_Item], work: Iterator[_Item], most: int) -> list[_Item]:
+    """What one worker gets next: cases of one kernel, or one that is better alone."""
+    items: list[_Item] = []
+    while len(items) < most:
+        item = more.popleft() if more else next(work, None)
+        if item is None:
+            break
+        if items and (item.alone or item.kernel is not items[0].kernel):
+            more.appendleft(item)
+            break
+        items.append(item)
+        if item.alone:
+            break
+    return items
+
+
+def _start(pool: Pool, items: list[_Item]) -> list[Future[CaseRecord]]:
+    if len(items) == 1:
+        return [items[0].start(pool)]
+    return pool.submit_together(items[0].kernel, [(item.case, item.setup) for item in items])
 
 
 class _Remembering:
@@ -244,6 +286,11 @@ class _Item:
     case: Case
     setup: Setup
     known: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether it takes long, or was found by a search."""
+        return self.known or bool(self.setup.stress or self.setup.warps or self.setup.stages)
 
     def start(self, pool: Pool) -> Future[CaseRecord]:
         return pool.submit(self.kernel, self.case, self.setup, search=self.known)

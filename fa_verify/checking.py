@@ -82,7 +82,7 @@ def check(
     if long and backend != "cuda":
         msg = f"--long with backend={backend!r}: cases of 131,072 keys need a CUDA device"
         raise InvalidInputError(msg)
-    workers = _workers(1 if long and not workers else workers, backend)
+    workers, spare = _workers(1 if long and not workers else workers, backend)
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
     plan = campaign.Plan(
         backend=backend,
@@ -90,6 +90,7 @@ def check(
         seconds=budget,
         seed=seed,
         workers=workers,
+        spare=0 if long else spare,
         timeout=max(timeout, _LONG_TIMEOUT) if long else timeout,
         memory=_memory(workers),
         dtype=dtype,
@@ -265,10 +266,17 @@ def _load(targets: Sequence[str]) -> tuple[Kernel, ...]:
     return tuple({kernel.target: kernel for kernel in kernels}.values())
 
 
-def _workers(asked: int | None, backend: str) -> int:
-    """As many processes as asked for, or cores, but no more than the cards have room for."""
-    workers = asked or len(os.sched_getaffinity(0))
-    return min(workers, cards.room(cards.visible())) if backend == "cuda" else workers
+def _workers(asked: int | None, backend: str) -> tuple[int, int]:
+    """As many processes as asked for, or cores; and how many may compile ahead of them.
+
+    On cards no more than they have room for.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if backend != "cuda":
+        return asked or cores, 0
+    room = cards.room(cards.visible())
+    workers = min(asked or cores, room)
+    return workers, max(0, min(cores, room) - workers)
 
 
 def _memory(workers: int) -> int:

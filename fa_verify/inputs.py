@@ -93,7 +93,9 @@ def elements(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     }
     if case.backward:
         arrays["do"] = DO_FAMILIES[values.do](stream(case.seed, "do"), p.shape_o, facts)
-    return {name: np.clip(a, -facts.largest, facts.largest) for name, a in arrays.items()}
+    for array in arrays.values():
+        np.clip(array, -facts.largest, facts.largest, out=array)
+    return arrays
 
 
 def period(case: Case) -> int:

@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import shutil
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,7 @@ from fa_verify.verdict import Verdict
 from fa_verify.verify import replay_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
+    from collections.abc import Callable, Iterable, Sequence
 
     from fa_verify.backends.base import Setup
     from fa_verify.case import Case
@@ -45,6 +45,7 @@ class Pool:
         cap: bool,
         card: bool = False,
         spool: Path | None = None,
+        spare: int = 0,
     ) -> None:
         """Start none yet.
 
@@ -55,6 +56,7 @@ class Pool:
             cap: Have the operating system enforce that.
             card: Each works on a card, of which it takes a lease.
             spool: Folder where each process says what it is at; it goes with the pool.
+            spare: How many more may compile ahead of them.
         """
         self._sharing = Sharing.start() if card and workers > 1 else Sharing(None)
         # How to run once more what runs on a shared card, which other cases may bring down.
@@ -62,22 +64,18 @@ class Pool:
         self._spool = spool or Path(tempfile.mkdtemp(prefix="fa-verify-"))
         self._spool.mkdir(parents=True, exist_ok=True)
         self._deaths: dict[tuple[str, str, str], Running] = {}
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fa_verify.worker", "fa_verify.backends.cpu"])
         self._timeout = timeout
-        self._pool = pebble.ProcessPool(
-            max_workers=workers,
-            context=context,
-            initializer=functools.partial(
-                worker.start,
-                timeout,
-                memory,
-                cap=cap,
-                on_card=workers * card,
-                pipes=self._sharing.folder,
-                spool=self._spool,
-            ),
+        start = functools.partial(
+            worker.start,
+            timeout,
+            memory,
+            cap=cap,
+            on_card=(workers + spare) * card,
+            pipes=self._sharing.folder,
+            spool=self._spool,
         )
+        self._pool = _processes(workers, start)
+        self._spare = _processes(spare, start) if spare else None
 
     def submit(
         self,
@@ -101,6 +99,49 @@ class Pool:
                 self.submit, kernel, case, setup, search=search, explain=explain, others=others
             )
         return future
+
+    def compile_ahead(self, items: Iterable[tuple[Kernel, Case, Setup]]) -> None:
+        """Have spare processes run what workers will meet: it fills Triton's cache on disk.
+
+        What they find is found again by the worker that meets it, and said then.
+        """
+        if self._spare is None:
+            return
+        for kernel, case, setup in items:
+            self._spare.schedule(
+                worker.run,
+                args=(kernel.target, str(case), str(setup)),
+                timeout=self._timeout + _GRACE,
+            )
+
+    def submit_together(
+        self, kernel: Kernel, items: Sequence[tuple[Case, Setup]]
+    ) -> list[Future[CaseRecord]]:
+        """Start some cases, one after the other in one worker; each has a future of its own.
+
+        If the worker dies, each is started again by itself, so that only the guilty one fails.
+        """
+        if len(items) == 1:
+            return [self.submit(kernel, *items[0])]
+        futures: list[Future[CaseRecord]] = [Future() for _ in items]
+        texts = tuple((str(case), str(setup)) for case, setup in items)
+
+        def hand_out(done: Future[list[CaseRecord]]) -> None:
+            if done.cancelled():
+                for future in futures:
+                    future.cancel()
+            elif done.exception() is None:
+                for future, record in zip(futures, done.result(), strict=True):
+                    future.set_result(record)
+            else:
+                self._sharing.stop()
+                for future, item in zip(futures, items, strict=True):
+                    self.submit(kernel, *item).add_done_callback(functools.partial(_copy, future))
+
+        self._pool.schedule(
+            worker.run_together, args=(kernel.target, texts), timeout=self._timeout + _GRACE
+        ).add_done_callback(hand_out)
+        return futures
 
     def result(
         self, future: Future[CaseRecord], kernel: Kernel, case: Case, setup: Setup
@@ -142,8 +183,10 @@ class Pool:
 
     def stop(self) -> None:
         """Kill the workers."""
-        self._pool.stop()  # type: ignore[no-untyped-call]
-        self._pool.join()
+        for pool in (self._pool, self._spare):
+            if pool is not None:
+                pool.stop()  # type: ignore[no-untyped-call]
+                pool.join()
         self._sharing.stop()
         shutil.rmtree(self._spool, ignore_errors=True)
 
@@ -165,6 +208,22 @@ def _death(code: int, last: Running) -> FailureRecord:
         message=message,
         location=f"{launch.file}:{launch.line}" if launch else "",
     )
+
+
+def _processes(count: int, start: Callable[[], None]) -> pebble.ProcessPool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fa_verify.worker", "fa_verify.backends.cpu"])
+    return pebble.ProcessPool(max_workers=count, context=context, initializer=start)
+
+
+def _copy(future: Future[CaseRecord], done: Future[CaseRecord]) -> None:
+    """End a future as another has ended."""
+    if done.cancelled():
+        future.cancel()
+    elif (error := done.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(done.result())
 
 
 def _record(

@@ -10,6 +10,7 @@ import functools
 import gc
 import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,18 +19,21 @@ from fa_verify import loader
 from fa_verify.backends import cards, make, sharing
 from fa_verify.backends.base import FAULT, Setup
 from fa_verify.case import Case
+from fa_verify.inputs import materialise
 from fa_verify.spool import Spool
 from fa_verify.verdict import Verdict
 from fa_verify.verify import verify
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from fa_verify.backends.base import Backend
+    from fa_verify.inputs import Inputs
     from fa_verify.kernel import Kernel
     from fa_verify.record import CaseRecord
 
-__all__ = ["run", "start"]
+__all__ = ["run", "run_together", "start"]
 
 _LIMITS: dict[str, float] = {}
 _SPOOL = [Spool(None)]
@@ -90,8 +94,12 @@ def run(
     independent: bool = True,
     explain: bool = False,
     others: tuple[str, ...] = (),
+    given: Inputs | None = None,
 ) -> CaseRecord:
-    """Verify the kernel at ``target`` on one case; all arguments are text."""
+    """Verify the kernel at ``target`` on one case; all arguments are text.
+
+    Its inputs are made unless they are given.
+    """
     _SPOOL[0].begin(target=target, case=case, setup=setup)
     parsed = Setup.parse(setup)
     record = verify(
@@ -102,10 +110,36 @@ def run(
         independent=independent,
         explain=explain,
         others=tuple(map(Case.parse, others)),
+        given=given,
     )
     if record.verdict == Verdict.ERROR and parsed.backend == "cuda":
         _leave_if_dead()
     return record
+
+
+def run_together(target: str, items: Sequence[tuple[str, str]]) -> list[CaseRecord]:
+    """Verify the kernel on some cases, each with its setup, drawn independently of any search.
+
+    The inputs of the next case are made while one is judged: NumPy and torch work beside Python.
+    """
+    records = []
+    one_thread = functools.partial(torch.set_num_threads, 1)  # it holds for the thread that asks
+    with ThreadPoolExecutor(1, initializer=one_thread) as maker:
+        made = maker.submit(_made, items[0][0])
+        for index, (case, setup) in enumerate(items):
+            given = made.result()
+            if index + 1 < len(items):
+                made = maker.submit(_made, items[index + 1][0])
+            records.append(run(target, case, setup, given=given))
+    return records
+
+
+def _made(case: str) -> Inputs | None:
+    """A case's inputs; None where they cannot be made, which `run` then says."""
+    try:
+        return materialise(Case.parse(case))
+    except Exception:  # noqa: BLE001 - whatever it is, it happens again where it is reported
+        return None
 
 
 def _leave_if_dead() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import multiprocessing
 import os
 import stat
@@ -10,7 +11,7 @@ from concurrent.futures import Future
 import pebble
 import pytest
 
-from fa_verify import loader, worker
+from fa_verify import campaign, loader, worker
 from fa_verify.backends import sharing
 from fa_verify.backends.base import FAULT, Setup
 from fa_verify.backends.cards import Card, lease, room
@@ -163,3 +164,56 @@ def test_a_worker_leaves_when_its_card_is_dead(monkeypatch):
     monkeypatch.setattr(worker.torch.cuda, "synchronize", dead)
     with pytest.raises(LeftError, match=str(FAULT)):
         worker._leave_if_dead()
+
+
+def test_of_cases_that_die_together_only_the_guilty_one_fails(tmp_path):
+    (kernel,) = loader.load("kernels/flash_attention.py:flash")
+    case, setup = Case.parse("pass=fwd s=4x4 d=8 dtype=float32 seed=1"), Setup(backend="cuda")
+    fine = CaseRecord(
+        kernel="", target="", source_hash="", case=str(case), setup="", verdict="pass"
+    )
+    pool = _Scripted(tmp_path, fine, died(), fine)
+    together = Future()
+    pool._pool.schedule = lambda *_, **__: together
+    futures = pool.submit_together(kernel, [(case, setup)] * 3)
+    assert not any(future.done() for future in futures)
+    together.set_exception(died())
+    assert pool._sharing.folder is None
+    verdicts = [pool.result(future, kernel, case, setup).verdict for future in futures]
+    assert verdicts == ["pass", "fail", "pass"]
+    pool.stop()
+
+
+def test_cases_together_are_those_of_one_kernel_and_give_what_each_gives_alone():
+    worker.start(60.0, 8 << 30, cap=False)
+    target, setup = "kernels/flash_attention.py:flash", str(Setup())
+    cases = [
+        f"pass=bwd s=7x{keys} d=16 dtype=float16 mask=causal seed={keys}" for keys in (5, 9, 33)
+    ]
+    together = worker.run_together(target, [(case, setup) for case in cases])
+    alone = [worker.run(target, case, setup) for case in cases]
+    assert [r.verdict for r in together] == ["pass"] * 3
+    assert [r.tensors for r in together] == [r.tensors for r in alone]
+
+
+def test_a_worker_gets_several_cases_of_one_kernel_but_long_ones_alone():
+    kernels = loader.load("kernels/flash_attention.py")
+    case = Case.parse("pass=fwd s=4x4 d=8 dtype=float32 seed=1")
+
+    def item(kernel, **facts):
+        return campaign._Item(kernel=kernel, case=case, setup=Setup(**facts))
+
+    first, other = (item(kernel) for kernel in kernels)
+    long = item(kernels[0], stress=7)
+    more = collections.deque()
+    work = iter([first, first, first, long, first, other, other])
+    sizes = []
+    while items := campaign._next(more, work, 2):
+        sizes.append([(one.kernel.name, one.setup.stress) for one in items])
+    assert sizes == [
+        [("flash", 0)] * 2,
+        [("flash", 0)],
+        [("flash", 7)],
+        [("flash", 0)],
+        [("flash_atomic", 0)] * 2,
+    ]

@@ -482,6 +482,7 @@ def test_a_small_case_is_judged_on_the_cpu_wherever_it_ran(monkeypatch):
     kernel = Kernel(name="plain", forward=forward, backward=backward, capabilities=PROMISES)
     backend = Elsewhere()
     backend.case = Case.parse(CASE)
+    monkeypatch.setattr("fa_verify.trial._ON_THE_CPU", 1 << 13)
     small = Trial(kernel, backend.case, Setup(), backend)
     assert small.device == "cpu"
     small.rerun(small.pristine)

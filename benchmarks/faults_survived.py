@@ -33,6 +33,7 @@ class Recorder:
         self.record = self.shrunk = self.writer.write
 
     def shrinking(self, record: CaseRecord) -> None:
+        """Nothing to write."""
         del record
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fa_verify.backends.fences.placement import ALIGNED
 from fa_verify.ttir.memory.views import span_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fa_verify.backends.fences.fence import Fence
     from fa_verify.backends.fences.slots import Slots
@@ -28,6 +28,7 @@ _EMPTY = frozenset({
     torch.ops.aten.new_empty.default,
     torch.ops.aten.new_empty_strided.default,
 })  # fmt: skip
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _RESIZES = frozenset({torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default})
 
 # Bytes of an input from which on it stays where it is: a copy of it would not fit beside those of
@@ -76,16 +77,18 @@ class Fenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _RESIZES:
             self._make_room(*args[:2])
         result = func(*args, **kwargs)
-        if all(made.alias_info is not None for made in func._schema.returns):  # noqa: SLF001 - no public way
+        empty = func in _EMPTY
+        if not empty and _only_views(func):
             return result
-        known = {tensor.untyped_storage()._cdata for tensor in self._mine((args, kwargs))}  # noqa: SLF001
+        given = () if empty else self._mine((*args, *kwargs.values()))
+        known = {tensor.untyped_storage()._cdata for tensor in given}  # noqa: SLF001 - no public way
         moved: dict[int, torch.UntypedStorage] = {}
-        for tensor in self._mine(result):
+        for tensor in self._mine((result,)):
             old = tensor.untyped_storage()
             if old._cdata in known or not old.nbytes():  # noqa: SLF001
                 continue
             if old._cdata not in moved:  # noqa: SLF001
-                moved[old._cdata] = self._moved(tensor, empty=func in _EMPTY)  # noqa: SLF001
+                moved[old._cdata] = self._moved(tensor, empty=empty)  # noqa: SLF001
             new = moved[old._cdata]  # noqa: SLF001
             tensor.set_(new, tensor.storage_offset(), tensor.shape, tensor.stride())
         return result
@@ -112,12 +115,19 @@ class Fenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
         offset = tensor.storage_offset()
         tensor.set_(new.untyped_storage(), offset, tensor.shape, tensor.stride())
 
-    def _mine(self, tree: Any) -> Iterator[torch.Tensor]:
-        """The plain tensors on the device."""
-        for leaf in tree_leaves(tree):
-            plain = type(leaf) in {torch.Tensor, torch.nn.Parameter}
-            if plain and leaf.device.type == self._device and leaf.layout is torch.strided:
-                yield leaf
+    def _mine(self, values: Iterable[Any]) -> Iterator[torch.Tensor]:
+        """The plain tensors on the device, those in lists as well."""
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                yield from self._mine(value)
+            elif type(value) in _PLAIN and value.device.type == self._device:
+                yield value
+
+
+@cache
+def _only_views(func: Any) -> bool:
+    """Whether all that an operation returns is an argument, or a view of one."""
+    return all(made.alias_info is not None for made in func._schema.returns)  # noqa: SLF001
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

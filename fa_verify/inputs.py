@@ -42,6 +42,7 @@ __all__ = [
     "permute_keys",
     "perturb_hidden",
     "select_sequence",
+    "with_slack",
 ]
 
 SLACK = 64
@@ -195,6 +196,22 @@ def _clone(tensor: Tensor, device: str | None = None) -> Tensor:
 def duplicate(inputs: Inputs, device: str | None = None) -> Inputs:
     """A copy, storage for storage: same bits, strides, offsets and slack; on a device if given."""
     return Inputs(**{name: _clone(tensor, device) for name, tensor in inputs.named()})
+
+
+def with_slack(inputs: Inputs, value: float) -> Inputs:
+    """A copy with another number in the slack (of sparse tensors, the same)."""
+    return Inputs(**{name: _with_slack(tensor, value) for name, tensor in inputs.named()})
+
+
+def _with_slack(tensor: Tensor, value: float) -> Tensor:
+    if _is_sparse(tensor):
+        return _clone(tensor)
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    flat = torch.full((size,), value, dtype=tensor.dtype, device=tensor.device)
+    copy = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    written = slice(0, 1) if tensor.stride(1) == 0 else slice(None)
+    copy[:, written].copy_(tensor[:, written])
+    return copy
 
 
 def fingerprint(inputs: Inputs) -> dict[str, Tensor]:

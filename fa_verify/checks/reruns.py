@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fa_verify.checks import determinism, masking, metamorphic
+from fa_verify.checks import determinism, masking, metamorphic, poison
 from fa_verify.checks.comparison import comparisons, sound
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ RERUNS: tuple[tuple[str, Callable[[Trial], bool], Callable[[Trial], Iterator[Fai
     ("hidden keys", masking.hides, masking.finite),
     ("hidden NaN", masking.promises_isolation, masking.isolates_nan),
     ("same launch again", _order_is_fixed, determinism.repeated),
+    ("other poison", poison.between_fences, poison.other_poison),
     ("reverse order", determinism.schedulable, determinism.reversed_order),
     ("shuffled order", determinism.schedulable, determinism.shuffled_order),
     ("key permutation", metamorphic.permutable_keys, metamorphic.key_permutation),

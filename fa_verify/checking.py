@@ -26,6 +26,7 @@ from fa_verify.examples import Examples
 from fa_verify.record import CaseRecord, End, Shrunk, Start, Writer
 from fa_verify.report import files, table
 from fa_verify.report.summary import exit_code, summarise
+from fa_verify.sanitizers import sample
 from fa_verify.trial import RUN_CASES, RUN_RISK
 from fa_verify.verdict import Verdict
 from fa_verify.version import __version__
@@ -42,6 +43,8 @@ __all__ = ["check", "list_kernels", "replay", "start_line"]
 
 _DEFAULT_CASES = 200
 _LONG_TIMEOUT = 600.0  # seconds for one long case, which has as many elements as 10,000 others
+_WATCHED = 8  # processes under sanitizers at a time: each has a context of its own on the card
+_WATCHED_TIMEOUT = 120.0  # seconds for one case under a sanitizer, which begins with 10 of imports
 _SAY_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 _NOTHING = 3
 
@@ -61,6 +64,8 @@ def check(
     stress: bool,
     long: bool,
     fence: Mode,
+    sanitizer: Sequence[str],
+    sanitizer_cases: int,
     examples: Path | None,
 ) -> int:
     """Run a campaign, write its record and report into ``folder``, return the exit code.
@@ -108,6 +113,8 @@ def check(
     try:
         with show.progress:
             campaign.run(kernels, plan, show, kept)
+            if sanitizer:
+                sample.run(kernels, _sample(plan, sanitizer, sanitizer_cases), show)
         summary = summarise(show.lines)
         code = exit_code(summary, strict=strict)
         seconds = time.monotonic() - begin
@@ -119,6 +126,17 @@ def check(
     for path in (writer.path, *files.write(summary, folder)):
         console.print(Text(f"  {path}", style="dim"), soft_wrap=True)
     return code
+
+
+def _sample(plan: campaign.Plan, tools: Sequence[str], cases: int) -> sample.Plan:
+    return sample.Plan(
+        tools=tuple(dict.fromkeys(tools)),
+        cases=cases,
+        seed=plan.seed,
+        workers=min(plan.workers, _WATCHED),
+        timeout=max(plan.timeout, _WATCHED_TIMEOUT),
+        dtype=plan.dtype,
+    )
 
 
 class _Show:
@@ -194,7 +212,8 @@ def replay(
     parsed, how = Case.parse(case), Setup.parse(setup)
     if fence is not None:
         how = dataclasses.replace(how, fence=Fence(mode=fence))
-    backends.resolve(how.backend)
+    if not how.sanitizer:
+        backends.resolve(how.backend)
     kernels = loader.load(target)
     if len(kernels) != 1:
         msg = f"target={target!r}: names {len(kernels)} kernels; replay needs file.py:NAME"
@@ -204,10 +223,14 @@ def replay(
             f"note: the source has changed since this line was written "
             f"({source} then, {kernels[0].source_hash} now)", markup=False,
         )  # fmt: skip
-    plan = campaign.Plan(backend=how.backend, timeout=timeout, memory=_memory(1))
-    record = campaign.replay(kernels[0], parsed, how, plan, drawn=drawn)
-    lines: list[Line] = [start_line([target], parsed.seed, how.backend), record]
-    lines.append(End(seconds=sum(record.seconds.values()), cases=1, exit_code=0))
+    lines: list[Line] = [start_line([target], parsed.seed, how.backend)]
+    if how.sanitizer:
+        lines += sample.one(kernels[0], parsed, how, max(timeout, _WATCHED_TIMEOUT))
+    else:
+        plan = campaign.Plan(backend=how.backend, timeout=timeout, memory=_memory(1))
+        lines.append(campaign.replay(kernels[0], parsed, how, plan, drawn=drawn))
+    seconds = sum(sum(x.seconds.values()) for x in lines if isinstance(x, CaseRecord))
+    lines.append(End(seconds=seconds, cases=1, exit_code=0))
     summary = summarise(lines)
     table.show(console, summary)
     return exit_code(summary)
@@ -244,7 +267,8 @@ def list_kernels(targets: Sequence[str]) -> int:
 
 def start_line(targets: Sequence[str], seed: int, backend: str) -> Start:
     """The first line of a record: versions, device, seed."""
-    device = torch.cuda.get_device_name() if backend == "cuda" else platform.processor() or "cpu"
+    on_card = backend == "cuda" and torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if on_card else platform.processor() or "cpu"
     return Start(
         version=__version__,
         command=" ".join(["fa-verify", *sys.argv[1:]]),

@@ -19,6 +19,7 @@ import click
 from rich.console import Console
 
 from fa_verify.errors import InvalidInputError, KernelLoadError
+from fa_verify.sanitizers.tools import TOOLS
 from fa_verify.version import __version__
 
 if TYPE_CHECKING:
@@ -136,6 +137,19 @@ def _cli() -> None:
     "--long",
     is_flag=True,
     help="Cases of 131,072 keys and of tensors past 2^31 elements instead; one worker, on a card.",
+)
+@click.option(
+    "--sanitizer",
+    multiple=True,
+    type=click.Choice(list(TOOLS)),
+    help="Also run some cases under this tool on the card; repeatable.",
+)
+@click.option(
+    "--sanitizer-cases",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Cases of each kernel under each of them.",
 )
 @_report("fa-verify-report", "Folder of record and report.")
 @click.option(

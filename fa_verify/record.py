@@ -20,6 +20,7 @@ __all__ = [
     "CaseRecord",
     "End",
     "FailureRecord",
+    "Sanitized",
     "Shrunk",
     "Start",
     "TensorStats",
@@ -139,6 +140,29 @@ class Shrunk(msgspec.Struct, frozen=True, kw_only=True, tag="shrunk"):
     record: CaseRecord
 
 
+class Sanitized(msgspec.Struct, frozen=True, kw_only=True, tag="sanitized"):
+    """What a sanitizer did for one kernel; the cases in which it found a fault are failures.
+
+    Attributes:
+        kernel: Its name; target: ``file.py:name``.
+        tool: The sanitizer.
+        cases: Cases that ran under it to their end, or in which it found something.
+        asked: Cases that were to run.
+        failed: Cases in which it found something.
+        unavailable: Why it is no judge here; "" if it is.
+        reason: Why the first of the cases that are missing is, "" if none is.
+    """
+
+    kernel: str
+    target: str
+    tool: str
+    cases: int = 0
+    asked: int = 0
+    failed: int = 0
+    unavailable: str = ""
+    reason: str = ""
+
+
 class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     """The last line: absent when the run was killed."""
 
@@ -147,7 +171,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     exit_code: int
 
 
-Line = Start | CaseRecord | Shrunk | End
+Line = Start | CaseRecord | Shrunk | Sanitized | End
 
 
 class Writer:

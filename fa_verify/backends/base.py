@@ -21,7 +21,10 @@ __all__ = ["FAULT", "Backend", "Execution", "Incident", "Setup"]
 
 FAULT = 71  # exit code of a process whose kernel faulted on the card
 
-_KEYS = ("backend", "config", "schedule", "float", "fence", "warps", "stages", "beside", "stress")
+_KEYS = (
+    *("backend", "config", "schedule", "float", "fence"),
+    *("warps", "stages", "beside", "stress", "sanitizer"),
+)
 _COUNTS = ("warps", "stages", "stress")
 _BESIDE = ("nothing", "load", "twin")
 
@@ -42,6 +45,7 @@ class Setup:
         beside: What else runs on the card meanwhile: "nothing", "load" (products and copies that
             keep it busy) or "twin" (the same launches, on other numbers, on a second stream).
         stress: How often the same launch is run again under stress, to see whether a bit moves.
+        sanitizer: The tool that the case runs under, which alone judges it (CUDA only); "": none.
 
     >>> Setup.parse("backend=cpu config=3") == Setup(config=3)
     True
@@ -58,6 +62,7 @@ class Setup:
     stages: int = 0
     beside: str = "nothing"
     stress: int = 0
+    sanitizer: str = ""
 
     def __str__(self) -> str:
         """The text that `parse` reads."""
@@ -66,6 +71,7 @@ class Setup:
         words += [f"fence={self.fence}"] if self.fence != POISON else []
         words += [f"{name}={getattr(self, name)}" for name in _COUNTS if getattr(self, name)]
         words += [f"beside={self.beside}"] if self.beside != "nothing" else []
+        words += [f"sanitizer={self.sanitizer}"] if self.sanitizer else []
         return " ".join(words)
 
     @classmethod
@@ -106,6 +112,7 @@ class Setup:
             float_model=tokens.get("float", default.float_model),
             fence=Fence.parse(tokens["fence"]) if "fence" in tokens else default.fence,
             beside=tokens.get("beside", default.beside),
+            sanitizer=tokens.get("sanitizer", ""),
             **{name: int(tokens.get(name, "0")) for name in _COUNTS},
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from fa_verify.report.sanitized import missing, sentences
 from fa_verify.report.text import count, plural, share
 from fa_verify.verdict import Verdict
 
@@ -21,12 +22,14 @@ _POSSIBLE: Final = 10  # lines of possible faults before "more": a reader's pati
 
 
 def word(summary: Summary) -> str:
-    """The verdict of the run: FAIL, ERROR, NOTHING VERIFIED or PASS."""
+    """The verdict of the run: FAIL, ERROR, NOTHING VERIFIED, INCOMPLETE or PASS."""
     if summary.total[Verdict.FAIL]:
         return "FAIL"
     if summary.total[Verdict.ERROR]:
         return "ERROR"
-    return "PASS" if summary.verified else "NOTHING VERIFIED"
+    if any(line.unavailable for line in summary.sanitized):
+        return "INCOMPLETE"
+    return "PASS" if summary.verified or summary.only_watched else "NOTHING VERIFIED"
 
 
 def headline(summary: Summary) -> str:
@@ -41,7 +44,7 @@ def headline(summary: Summary) -> str:
     if summary.total[Verdict.ERROR]:
         return f"the harness broke on {count(summary.total[Verdict.ERROR])} of {cases}"
     if not summary.cases:
-        return "no case ran"
+        return "; ".join(sentences(summary.sanitized)) or "no case ran"
     if not summary.verified:
         counts = [
             f"{count(summary.total[verdict])} {verdict}"
@@ -54,7 +57,7 @@ def headline(summary: Summary) -> str:
 
 def caveats(summary: Summary) -> list[str]:
     """What a reader must know before trusting the verdict."""
-    found = []
+    found = list(missing(summary.sanitized))
     if summary.facts.files and not summary.facts.complete:
         found.append("The record has no last line: the run was killed or is still going.")
     found.extend(

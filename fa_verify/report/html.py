@@ -15,6 +15,7 @@ from fa_verify.report.charts import charts
 from fa_verify.report.coverage import place
 from fa_verify.report.headline import caveats, headline, remark, where, word
 from fa_verify.report.result import TENSORS
+from fa_verify.report.sanitized import sentences
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def render(summary: Summary) -> str:
         place=place,
         faults=summary.faults[:_FAULTS],
         notes=summary.notes[:_NOTES],
+        watched=list(sentences(summary.sanitized)),
     )
 
 

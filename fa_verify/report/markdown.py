@@ -10,6 +10,7 @@ from fa_verify.report.coverage import reached
 from fa_verify.report.faults import families
 from fa_verify.report.headline import beside, caveats, headline, remark, where, word
 from fa_verify.report.result import TENSORS
+from fa_verify.report.sanitized import sentences
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def render(summary: Summary) -> str:
     if summary.coverage:
         lines = [f"- {escape(reached(one))}" for one in summary.coverage[:_SHOWN]]
         blocks.append("Reached:\n\n" + "\n".join(lines))
+    if watched := [f"- {escape(line)}" for line in sentences(summary.sanitized)]:
+        blocks.append("Watched by sanitizers:\n\n" + "\n".join(watched))
     if summary.notes:
         blocks.append(_notes(summary))
     facts = [environment(summary.facts), *([summary.facts.unseen] if summary.facts.unseen else [])]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fa_verify.case import Case
 from fa_verify.errors import InvalidInputError
-from fa_verify.record import CaseRecord, End, Line, Shrunk, Start
+from fa_verify.record import CaseRecord, End, Line, Sanitized, Shrunk, Start
 from fa_verify.report.coverage import Coverage, coverage
 from fa_verify.report.facts import Facts, gather
 from fa_verify.report.faults import Fault, Note, find_faults, find_notes
@@ -38,6 +38,7 @@ class Summary:
         notes: Reasons for the verdicts unsupported, inconclusive and error, with counts.
         results: Every case, sorted.
         coverage: What each kernel's cases reached, sorted by kernel.
+        sanitized: What each sanitizer did for each kernel.
     """
 
     facts: Facts
@@ -48,6 +49,7 @@ class Summary:
     notes: tuple[Note, ...]
     results: tuple[Result, ...]
     coverage: tuple[Coverage, ...] = ()
+    sanitized: tuple[Sanitized, ...] = ()
 
     @property
     def cases(self) -> int:
@@ -58,6 +60,11 @@ class Summary:
     def verified(self) -> int:
         """Cases that reached pass or fail."""
         return self.total[Verdict.PASS] + self.total[Verdict.FAIL]
+
+    @property
+    def only_watched(self) -> bool:
+        """Whether sanitizers ran and found nothing, and nothing else was to be done."""
+        return bool(self.sanitized) and not self.cases
 
     @property
     def repeats(self) -> int:
@@ -94,6 +101,7 @@ def summarise(lines: Iterable[Line]) -> Summary:
     ends: list[End] = []
     records: list[CaseRecord] = []
     shrunk: list[CaseRecord] = []
+    sanitized: list[Sanitized] = []
     for line in lines:
         if isinstance(line, Start):
             starts.append(line)
@@ -101,6 +109,8 @@ def summarise(lines: Iterable[Line]) -> Summary:
             ends.append(line)
         elif isinstance(line, Shrunk):
             shrunk.append(line.record)
+        elif isinstance(line, Sanitized):
+            sanitized.append(line)
         else:
             records.append(line)
     names = _names((*records, *shrunk))
@@ -114,6 +124,7 @@ def summarise(lines: Iterable[Line]) -> Summary:
         notes=find_notes(results),
         results=tuple(results),
         coverage=coverage(results),
+        sanitized=tuple(sanitized),
     )
 
 
@@ -121,8 +132,9 @@ def exit_code(summary: Summary, *, strict: bool = False) -> int:
     """The exit status of a run.
 
     1: a kernel fails; under strict also when a case is unsupported or a tensor is more inconclusive
-    than `group.INCONCLUSIVE_LIMIT`. 4: the harness broke. 3: no case reached pass or fail. 0: the
-    rest. The first that applies, in this order, is returned.
+    than `group.INCONCLUSIVE_LIMIT`. 4: the harness broke. 3: no case reached pass or fail, or a
+    sanitizer that was asked for is unavailable. 0: the rest. The first that applies, in this
+    order, is returned.
     """
     if summary.total[Verdict.FAIL]:
         return 1
@@ -132,7 +144,8 @@ def exit_code(summary: Summary, *, strict: bool = False) -> int:
         return 1
     if summary.total[Verdict.ERROR]:
         return 4
-    return 0 if summary.verified else 3
+    unavailable = any(line.unavailable for line in summary.sanitized)
+    return 0 if (summary.verified or summary.only_watched) and not unavailable else 3
 
 
 def _names(records: Iterable[CaseRecord]) -> dict[tuple[str, str], str]:

@@ -16,6 +16,7 @@ from fa_verify.report.coverage import reached
 from fa_verify.report.faults import families
 from fa_verify.report.headline import beside, caveats, headline, remark, where, word
 from fa_verify.report.result import TENSORS
+from fa_verify.report.sanitized import sentences
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -159,6 +160,9 @@ def verdict_lines(summary: Summary) -> Sequence[Text]:
     found += [
         Text(text.clean(f"reached  {reached(one)}"), style="dim")
         for one in summary.coverage[:_SHOWN]
+    ]
+    found += [
+        Text(text.clean(f"watched  {line}"), style="dim") for line in sentences(summary.sanitized)
     ]
     parts = [f"seed {facts.seed}"] if facts.seed else []
     parts += [part for part in (facts.backend, facts.device) if part]

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from fa_verify import loader
+from fa_verify import distribution, loader
 from fa_verify.report import text
 from fa_verify.resources import chips, findings, table
 from fa_verify.resources.build import read, write
-from fa_verify.resources.choice import chosen
 from fa_verify.resources.farm import Farm
 
 if TYPE_CHECKING:
@@ -80,7 +79,13 @@ def resources(
             [
                 (kernel, case)
                 for kernel in kernels.values()
-                for case in chosen(kernel, cases, seed, dtype)
+                for case in distribution.few(
+                    kernel.takes,
+                    cases,
+                    seed,
+                    dtype=dtype,
+                    backward=None if kernel.backward is not None else False,
+                )
             ],
         )
     builds = findings.judge(farm.builds, limits, known)

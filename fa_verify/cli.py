@@ -2,7 +2,8 @@
 
 All work is done below.
 
-Exit codes: 0 all pass, 1 a kernel failed, 2 misuse, 3 nothing was verified, 4 the harness broke.
+Exit codes: 0 all pass, 1 a kernel failed, 2 misuse, 3 nothing was verified or a sanitizer that was
+asked for is unavailable, 4 the harness broke.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from fa_verify.bounds import bound_backward, bound_forward, self_normalised
 from fa_verify.bounds.bias import Phases
 from fa_verify.checks.bias import lean
 from fa_verify.checks.comparison import Comparison
+from fa_verify.checks.noise import noisy
 from fa_verify.masks import Mask
 from fa_verify.problem import Problem
 
@@ -46,8 +47,8 @@ def compared(bounded, got, dtype):
     )
 
 
-def leans(problem, kernel, inputs, arithmetic=DEFAULT):
-    """Name -> Lean of every tensor that an emulator returns."""
+def judged(problem, kernel, inputs, arithmetic=DEFAULT):
+    """A Comparison for every tensor that an emulator returns."""
     q, k, v, do = inputs
     o, lse = kernel.forward(problem, q, k, v)
     grads = kernel.backward(problem, q, k, v, o, lse, do)
@@ -55,10 +56,13 @@ def leans(problem, kernel, inputs, arithmetic=DEFAULT):
         *bound_forward(problem, arithmetic, q, k, v),
         *bound_backward(problem, arithmetic, q, k, v, do, o=o, lse=lse),
     )
-    found = {
-        b.name: lean(compared(b, got, problem.dtype))
-        for b, got in zip(bounds, (o, lse, *grads), strict=True)
-    }
+    pairs = zip(bounds, (o, lse, *grads), strict=True)
+    return [compared(b, got, problem.dtype) for b, got in pairs]
+
+
+def leans(problem, kernel, inputs):
+    """Name -> Lean of every tensor that does."""
+    found = {part.name: lean(part) for part in judged(problem, kernel, inputs)}
     return {name: one for name, one in found.items() if one is not None}
 
 
@@ -123,10 +127,12 @@ def right_kernels(draw):
     suppress_health_check=list(HealthCheck),
 )
 @given(right_kernels())
-def test_a_right_kernel_does_not_lean(trial):
+def test_a_right_kernel_does_not_lean_and_is_not_noisy(trial):
     problem, kernel, arithmetic, family = trial
     inputs = emulator.values(family, problem, kernel.seed)
-    assert leans(problem, kernel, inputs, arithmetic) == {}
+    for part in judged(problem, kernel, inputs, arithmetic):
+        assert lean(part) is None, part.name
+        assert noisy(part) is None, part.name
 
 
 @pytest.mark.parametrize("family", ["constant", "two-level", "equal keys", "tiny"])

@@ -9,11 +9,13 @@ from fa_verify.bounds.backward import backward_det
 from fa_verify.bounds.backward import reach as backward_reach
 from fa_verify.bounds.bias import self_normalised
 from fa_verify.bounds.bounded import Bounded, rounded
+from fa_verify.bounds.formats import FORMATS
 from fa_verify.bounds.forward import Forward, forward_det
 from fa_verify.bounds.forward import reach as forward_reach
 from fa_verify.bounds.inputs import Inputs, inputs, operand_models
 from fa_verify.bounds.looks import Source, refiner_of_gradient, refiner_of_o
 from fa_verify.bounds.lse_bias import lse_allowance, rounds_to_nearest
+from fa_verify.bounds.noise import Noise, Observed, noise_of
 from fa_verify.bounds.order import dq_spread
 from fa_verify.bounds.rows import Seen, row_statistics
 from fa_verify.reference import by_kv_head
@@ -25,7 +27,17 @@ if TYPE_CHECKING:
     from fa_verify.bounds.model import Model
     from fa_verify.problem import Problem
 
-__all__ = ["Bounded", "bound_backward", "bound_forward", "dq_spread", "self_normalised"]
+__all__ = [
+    "FORMATS",
+    "Bounded",
+    "Noise",
+    "Observed",
+    "bound_backward",
+    "bound_forward",
+    "dq_spread",
+    "noise_of",
+    "self_normalised",
+]
 
 
 def bound_forward(

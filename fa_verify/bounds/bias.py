@@ -14,9 +14,16 @@ if TYPE_CHECKING:
     from fa_verify.bounds.formats import Format
     from fa_verify.bounds.probabilistic import Refiner
 
-__all__ = ["Allowance", "Phases", "allowance", "self_normalised"]
+__all__ = [
+    "PARTS",
+    "Allowance",
+    "Phases",
+    "allowance",
+    "places",
+    "self_normalised",
+]
 
-_PARTS = 16  # of a spacing: how finely the place of a value between its neighbours is told
+PARTS = 16  # of a spacing: how finely the place of a value between its neighbours is told
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +55,22 @@ def self_normalised(rows: Tensor, fixed: Tensor, factor: float) -> float:
     return float(total.abs() - fixed.sum() - factor * norm - turned)
 
 
+def places(logs: Tensor, cells: int, parts: int, floor: float) -> tuple[Tensor, Tensor]:
+    """Where values lie in their binade, ``cell * parts + part``, on two grids half a cell apart.
+
+    Args:
+        logs: Logarithms of the values.
+        cells: Cells in a binade.
+        parts: Parts in a cell.
+        floor: Logarithm of the smallest normal value: below it cells grow no smaller.
+    """
+    binades = logs.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) / math.log(2)
+    place = torch.exp2(binades - binades.floor().clamp_(min=floor / math.log(2)))
+    place = torch.where(place < 1, place, place - 1) * (cells * parts)
+    last = (cells + 1) * parts - 1
+    return place.long().clamp_(0, last), (place + parts / 2).long().clamp_(0, last)
+
+
 class Phases:
     """Variance of a signed sum of rounding errors of which some go alike; (B42).
 
@@ -65,7 +88,7 @@ class Phases:
             parts: How finely a place in a cell is told; 1: all in a cell round alike.
             floor: Logarithm of the smallest normal value: below it cells grow no smaller.
         """
-        self._cells, self._parts, self._least = cells, parts, floor / math.log(2)
+        self._cells, self._parts, self._floor = cells, parts, floor
         self._sums = like.new_zeros(2, (cells + 1) * parts, dtype=torch.float64)
         self._squares = 0.0
 
@@ -81,11 +104,8 @@ class Phases:
         self._squares += float(errors.square().sum())
         if alone is not None:
             errors = errors.masked_fill(alone, 0.0)
-        binades = logs.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) / math.log(2)
-        place = torch.exp2(binades - binades.floor().clamp_(min=self._least))
-        place = torch.where(place < 1, place, place - 1) * (self._cells * self._parts)
-        for sums, shift in zip(self._sums, (0.0, self._parts / 2), strict=True):
-            index = (place + shift).long().clamp_(0, len(sums) - 1)
+        grids = places(logs, self._cells, self._parts, self._floor)
+        for sums, index in zip(self._sums, grids, strict=True):
             sums.index_add_(0, index.flatten(), errors.flatten())
 
     def variance(self) -> float:
@@ -119,7 +139,7 @@ def allowance(refiner: Refiner, reference: Tensor, out: Format, weights: Tensor)
         weights: Shaped as the tensor.
     """
     weights, reference = (x.reshape(refiner.linear.shape) for x in (weights, reference))
-    last = Phases(weights, round(0.5 / out.unit_roundoff), _PARTS, out.emin * math.log(2))
+    last = Phases(weights, round(0.5 / out.unit_roundoff), PARTS, out.emin * math.log(2))
     last.add(reference.abs().log(), weights * out.half_ulp(reference) * reference.sign())
     fixed = weights.new_zeros(weights.shape[:2])
     casts: list[Phases] = []
@@ -138,7 +158,7 @@ def allowance(refiner: Refiner, reference: Tensor, out: Format, weights: Tensor)
                 errors *= look.sign
             for position, logs in enumerate(refiner.across(look.logs)):
                 if position == len(casts):
-                    casts.append(Phases(weights, spacings, _PARTS, refiner.floor))
+                    casts.append(Phases(weights, spacings, PARTS, refiner.floor))
                 # What p is taken relative to has p = 1, exactly.
                 casts[position].add(logs, errors, logs == 0 if look.sign is None else None)
     cast = max((x.variance() for x in casts), default=0.0)

@@ -68,6 +68,7 @@ def refiner_of_o(source: Source, d: float) -> Refiner | None:
     return Refiner(
         cast=cast,
         scale=1.0,
+        divisors=(1.0,),
         linear=source.linear.flatten(1, 2),
         terms=source.model.problem.seqlen_k,
         look=functools.partial(_look_at_o, source),
@@ -91,6 +92,7 @@ def refiner_of_gradient(
     return Refiner(
         cast=cast,
         scale=1.0 if name == "dv" else max(1.0, model.scale),
+        divisors=(1.0,) if name == "dv" else _moments(model),
         linear=source.linear.flatten(1, -2),
         terms=problem.seqlen_k if name == "dq" else problem.group * problem.seqlen_q,
         look=look,
@@ -98,6 +100,12 @@ def refiner_of_gradient(
         across=lambda logs: (logs,),
         d=d,
     )
+
+
+def _moments(model: Model) -> tuple[float, ...]:
+    """What dS, with its scale, is over what is cast."""
+    when, scale = model.arithmetic.ds_scale, model.scale or 1.0
+    return {"before": (1.0,), "after": (scale,), None: (1.0, scale)}[when]
 
 
 def _random_cast(cast: Cast | None) -> Cast | None:
@@ -135,4 +143,5 @@ def _look(most: Tensor, errors: Tensor | None, values: Tensor, weight: Tensor) -
     assert errors is not None  # noqa: S101 -- a Refiner exists only where there is a cast
     cast = SLACK * errors[0].double()
     sign = values[0].sign()
-    return Look(most - cast @ weight.abs(), cast, values[0].abs().log(), weight, sign)
+    logs = values[0].abs().log().contiguous()
+    return Look(most - cast @ weight.abs(), cast, logs, weight, sign)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import TYPE_CHECKING
 
 import torch
+
+from fa_verify.bounds.formats import floor_power_of_two
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,11 +30,14 @@ __all__ = [
     "blockings",
     "lambda_factor",
     "multiplicity",
+    "on_the_grid",
     "shifts",
 ]
 
 _CHUNK = 1 << 20  # elements of P that one look may hold
 _MOST_COUNTED = 256  # rows or keys a head whose multiplicity is counted; the rest fall back on det
+_MOST_ROUNDED = 8  # of these, whose values are rounded under other scales; likewise if it matters
+_SCALES = 33
 BLOCKS = (16, 32, 64, 128, 256)
 
 
@@ -55,6 +61,13 @@ def multiplicity(logs: Tensor, width: float, floor: float) -> Tensor:
     high = torch.searchsorted(order, values + width, right=True)
     low = torch.searchsorted(order, values - width)
     return (high - low).clamp_(min=1)
+
+
+def on_the_grid(cast: Cast, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Half the spacing of a format at some values, and what rounding adds to them, in halves."""
+    half = floor_power_of_two(values).clamp_(min=2.0**cast.format.emin).mul_(cast.unit)
+    missed = (values / (2 * half)).round() * 2 - values / half
+    return half, missed.nan_to_num_(posinf=0.0, neginf=0.0)
 
 
 def blockings(x: Tensor, block_n: int | None) -> Iterator[Tensor]:
@@ -132,6 +145,18 @@ class Look:
         root = (random @ (self.weight / peak).square()).sqrt_() * (peak * largest)
         return self.rest[rows] + fixed @ self.weight.abs() + factor * root
 
+    def added(self, cast: Cast, divisors: Iterable[float], rows: Tensor) -> Tensor:
+        """The most that rounding the exact values adds, under any scale common to them; (B34)."""
+        most = torch.zeros_like(self.rest[rows])
+        if self.sign is None:
+            return most
+        errors, logs = self.errors[rows] * self.sign[rows], self.logs[rows]
+        scales = torch.linspace(-cast.unit, cast.unit, _SCALES).tolist()
+        for divisor, scale in itertools.product(divisors, scales):
+            _, missed = on_the_grid(cast, (logs - math.log(divisor) + scale).exp())
+            most = torch.maximum(most, ((errors * missed) @ self.weight).abs())
+        return most
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refiner:
@@ -140,6 +165,7 @@ class Refiner:
     Attributes:
         cast: The cast that is taken as random.
         scale: What is cast times this is what the terms are in.
+        divisors: The same for each admitted moment of the cast.
         linear: The tensor's bound before output rounding, (heads, rows, dim).
         terms: Length of the sums.
         look: ``look(head, rows)``.
@@ -151,6 +177,7 @@ class Refiner:
 
     cast: Cast
     scale: float
+    divisors: tuple[float, ...]
     linear: Tensor
     terms: int
     look: Callable[[int, Tensor], Look]
@@ -218,5 +245,13 @@ class Refiner:
             bound[counted] = look.bound(
                 factor, tiny, counted, functools.reduce(torch.maximum, counts)
             )
+            outside = counted[(allowed > bound)[counted].any(-1)]
+            near, far = outside[:_MOST_ROUNDED], outside[_MOST_ROUNDED:]
+            if look.sign is not None and len(near):
+                without = look.bound(0.0, tiny, near, None)
+                added = look.added(self.cast, self.divisors, near)
+                bound[near] = torch.maximum(bound[near], (bound[near] + without) / 2 + added)
+                if not bool((allowed > bound)[near].any()):
+                    bound[far] = most[far]
         bound[uncounted] = most[uncounted]
         return torch.minimum(bound, most), len(counted)

@@ -10,6 +10,7 @@ from fa_verify.checks import (
     contract,
     invariants,
     memory,
+    noise,
     nonfinite,
     numerics,
     reruns,
@@ -45,6 +46,7 @@ WITHIN: tuple[Check, ...] = (
     nonfinite.check,
     numerics.check,
     bias.check,
+    noise.check,
     invariants.hull,
     invariants.value_gradient_sum,
 )

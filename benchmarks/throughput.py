@@ -76,6 +76,8 @@ def measure(kernels, options, title) -> None:
     print(f"{late / (seconds / 3):.0f} cases a second in the last third, {counts[-1]:,} in all")
     stages = ", ".join(f"{stage} {1e3 * s / n:.1f}" for stage, s in clock.spent.items())
     print(f"ms a case in a worker: {stages}; CPU of the parent: {1e3 * parent / n:.2f}")
+    compiled = sum(1 for _ in Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))
+    print(f"{compiled} compiled kernels in the cache")
     print(f"{clock.backward / n:.0%} with a backward pass; verdicts: {dict(clock.verdicts)}")
 
 

@@ -45,12 +45,15 @@ __all__ = ["Listener", "Plan", "drawn", "further", "replay", "run"]
 _SHARD = 96
 _MOST_ALIKE = 2  # other failing cases that a cause must explain as well
 _CONFIGS = 840  # a multiple of every number of configurations up to 8
-# Compiled forms of each kernel in a CUDA run: a form costs some seconds to compile, a case that
-# needs no compiling some hundredths. Another seed of the run draws other forms.
-_CUDA_FORMS = _SHARD
-# One case in so many is stressed, with `_RUNS` further runs. `_SHARD` is a multiple of it, so that
-# on CUDA the forms that are compiled for every configuration are a sixteenth of all; another seed
-# takes others.
+# Forms for which a CUDA run compiles each kernel before it takes others, and the shards that it
+# draws of them: a form takes some seven seconds to compile, with the variants that lengths and
+# reruns make of it, a case that needs no compiling some hundredths (docs/cuda.md). Another seed of
+# the run draws other forms.
+_CUDA_FORMS = 24
+_SHARDS_OF_FORMS = 200
+# One case in so many is stressed, with `_RUNS` further runs. It has the divisor 8 in common with
+# `_CUDA_FORMS`, so that the forms that are compiled for every configuration are an eighth of all;
+# another seed takes others.
 _STRESSED = 16
 _RUNS = 12
 _OPTIONS = ((4, 1), (8, 3), (2, 2), (8, 1), (4, 4))  # (num_warps, num_stages)
@@ -156,10 +159,9 @@ def _pool(plan: Plan) -> Pool:
 
 
 def _first(kernels: tuple[Kernel, ...], plan: Plan) -> Iterator[tuple[Kernel, Case, Setup]]:
-    """A case of every form, the last first: workers come from the other end."""
-    forms = min(_CUDA_FORMS, plan.cases or _CUDA_FORMS)
+    """The first shard from its end, where workers get to last: all forms, and most variants."""
     every = _work(kernels, plan, collections.Counter())
-    for item in reversed(list(itertools.islice(every, forms * len(kernels)))):
+    for item in reversed(list(itertools.islice(every, _SHARD * len(kernels)))):
         yield item.kernel, item.case, item.setup
 
 
@@ -367,9 +369,9 @@ def _cases(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
         yield from ((0, case) for case in itertools.islice(cases, plan.cases))
         return
     index = 0
-    first = plan.seed * _CUDA_FORMS
-    forms = range(first, first + _CUDA_FORMS) if plan.backend == "cuda" else ()
     for shard in range(1 << 30):
+        first = (plan.seed * 1_000_003 + shard // _SHARDS_OF_FORMS) * _CUDA_FORMS
+        forms = range(first, first + _CUDA_FORMS) if plan.backend == "cuda" else ()
         drawn = distribution.draw(
             plan.seed * 1_000_003 + shard,
             _SHARD,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify import sight
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -100,7 +102,7 @@ def tiles(problem: Problem, device: torch.device) -> Iterator[Tile]:
     step_rows = min(seqlen_q, max(-(-_LEAST_ROWS // problem.group), size // row))
     step_heads = max(1, size // (row * step_rows))
     lo, hi = problem.mask.intervals(seqlen_q, seqlen_k)
-    lows, highs = torch.from_numpy(lo).to(device), torch.from_numpy(hi).to(device)
+    lows, highs = sight.intervals(problem, device)
     for start in range(0, seqlen_q, step_rows):
         rows = slice(start, min(seqlen_q, start + step_rows))
         seeing = lo[rows] < hi[rows]

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
+from fa_verify import sight
 from fa_verify.bounds.gradients import BackwardTile, backward_tile, splits
 from fa_verify.bounds.inputs import SMALL, Block, Inputs
 from fa_verify.bounds.model import FLUSH, LARGEST, SLACK, Model, U
@@ -185,12 +185,8 @@ def _mark_unknown(given: Inputs, rows: Rows, bounds: _Sums) -> None:
 def _floors(model: Model, given: Inputs, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     """What subnormals and flushes to zero may cost dq, dk, dv where a key is in sight; (B27)."""
     problem = model.problem
-    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
-    row_sees = torch.from_numpy(lo < hi).to(given.q)
-    ends = np.zeros(problem.seqlen_k + 1)
-    np.add.at(ends, lo, 1.0)
-    np.add.at(ends, hi, -1.0)
-    key_seen = torch.from_numpy((ends.cumsum()[:-1] > 0).astype(float)).to(given.q)
+    row_sees = (~sight.blind(problem, given.q.device)).to(given.q)
+    key_seen = sight.keys_seen(problem, given.q.device)
     one_ds = 1.0 + model.scale * (1.0 + problem.head_dim_v + _peak_x(given, rows))
     one_ds *= FLUSH * (1.0 + given.largest)
     rows_k = problem.group * problem.seqlen_q

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from fa_verify import sight
 from fa_verify.bounds.forward import forward_tile
 from fa_verify.bounds.gradients import backward_tile
 from fa_verify.bounds.inputs import Block
@@ -48,8 +49,7 @@ class Source:
         device = given.q.device
         queries = torch.arange(problem.seqlen_q, device=device).repeat(problem.group)[rows]
         columns = torch.arange(problem.seqlen_k, device=device)[keys]
-        lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
-        low, high = (torch.from_numpy(x).to(device)[queries, None] for x in (lo, hi))
+        low, high = (ends[queries, None] for ends in sight.intervals(problem, device))
         return Block(
             given.q[head].flatten(0, 1)[None, rows],
             given.k[head, None, keys],

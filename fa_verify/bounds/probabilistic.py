@@ -199,6 +199,10 @@ class Refiner:
         """Rows in portions that a look can hold."""
         return torch.split(index, max(1, _CHUNK // self.terms))
 
+    def least(self, elements: int) -> float:
+        """The least part of det that the bound can be, anywhere in a tensor of as many elements."""
+        return lambda_factor(elements, self.d) / math.sqrt(max(1, self.terms))
+
     def refined(self, det: Tensor, error: Tensor) -> Tensor:
         """The probabilistic bound where it decides, det elsewhere.
 
@@ -206,8 +210,7 @@ class Refiner:
             det: The deterministic bound with output rounding, any shape of as many elements.
             error: Observed, shaped as det.
         """
-        factor = lambda_factor(det.numel(), self.d)
-        least = factor / math.sqrt(max(1, self.terms))
+        factor, least = lambda_factor(det.numel(), self.d), self.least(det.numel())
         if least >= 1.0:
             return det
         flat_det, flat_error = det.reshape(self.linear.shape), error.reshape(self.linear.shape)

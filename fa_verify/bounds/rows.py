@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify import sight
 from fa_verify.bounds.model import FLUSH, SLACK, Model
 from fa_verify.reference import by_kv_head
 
@@ -88,8 +89,7 @@ def row_statistics(
     delta = (do4 * o4).sum(-1)
     delta_error = (size * (unsure + own + unsure * model.ieee_dot(problem.head_dim_v))).sum(-1)
     lse3, lse_error = lse.value, lse.error
-    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
-    empty = torch.from_numpy(lo >= hi).to(do.device)
+    empty = sight.blind(problem, do.device)
     lse3, delta, delta_error = (x.masked_fill(empty, 0.0) for x in (lse3, delta, delta_error))
     no_p = ~(lse3 if lse_error is None else lse3 + lse_error).isfinite()
     no_ds = no_p | ~(delta + delta_error).isfinite()

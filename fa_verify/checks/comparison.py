@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fa_verify import bounds
+from fa_verify import bounds, sight
 from fa_verify.bounds.formats import floor_power_of_two
 from fa_verify.trial import TENSOR_RISK
 
@@ -55,8 +55,7 @@ def ulp(reference: torch.Tensor, dtype: str) -> torch.Tensor:
 
 def empty_rows(problem: Problem, device: torch.device | str = "cpu") -> torch.Tensor:
     """Queries that see no key, bool, shape (seqlen_q,)."""
-    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
-    return torch.from_numpy(hi <= lo).to(device)
+    return sight.blind(problem, torch.device(device))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -218,6 +217,9 @@ class Comparison:
         """The probabilistic bound, no smaller than needed to judge what was observed."""
         if not self.got.numel():
             return self.bounded.det
+        refiner = self.bounded.refiner
+        if refiner is not None and self.most <= refiner.least(self.got.numel()):
+            return self.bounded.det
         return self.bounded.prob(self.got)
 
     @functools.cached_property
@@ -301,11 +303,9 @@ def compare(
     if unwritten is not None:
         written = ~unwritten.to(got.device)
     due = written
-    empty = empty_rows(problem)
-    some_empty = name in ("o", "lse", "dq") and bool(empty.any())
+    some_empty = name in ("o", "lse", "dq") and sight.any_blind(problem)
     if some_empty:
-        due = written.clone()
-        due[:, :, empty.to(got.device)] = False
+        due = written & ~empty_rows(problem, got.device).view(-1, *[1] * (got.dim() - 3))
     return Comparison(
         name=name,
         got=got,

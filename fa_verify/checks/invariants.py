@@ -107,8 +107,7 @@ def value_gradient_sum(trial: Trial) -> Iterator[Failure]:
     if part is None or do is None or not part.got.numel():
         return
     do = do.to(torch.float64)
-    weight = torch.ones(do.shape[:3], dtype=torch.float64, device=do.device)
-    weight[:, :, empty_rows(problem, do.device)] = 0
+    weight = (~empty_rows(problem, do.device)).double().expand(do.shape[:3])
     slack = lse.bounded.det if lse is not None else trial.forward_bounds[1].det
     slack = torch.where(weight > 0, torch.expm1(slack), weight)
     grouped = (problem.batch, problem.heads_kv, -1, problem.head_dim_v)

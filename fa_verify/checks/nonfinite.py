@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify import sight
 from fa_verify.checks.comparison import Comparison, comparisons, empty_rows
 from fa_verify.checks.where import describe
 from fa_verify.verdict import Failure
@@ -61,11 +62,10 @@ def _born(trial: Trial, failure: Failure) -> Failure:
 
 
 def _empty_rows(trial: Trial, part: Comparison) -> Iterator[Failure]:
-    rows = empty_rows(trial.case.problem)
-    if not bool(rows.any()):
+    if not sight.any_blind(trial.case.problem):
         return
-    empty = torch.zeros(part.got.shape, dtype=torch.bool, device=part.got.device)
-    empty[:, :, rows.to(empty.device)] = True
+    rows = empty_rows(trial.case.problem, part.got.device)
+    empty = rows.view(-1, *[1] * (part.got.dim() - 3))
     due = 0.0
     if part.name == "lse" and trial.kernel.capabilities is not None:
         due = trial.kernel.capabilities.empty_row_lse

@@ -1,0 +1,63 @@
+"""Who sees whom, as tensors where a case is judged: each made, and sent to the device, once.
+
+Judging asks some twenty times for the same few vectors; a copy to a card waits until all that was
+asked of it before is done. What is returned is everybody's: leave it as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from fa_verify.masks import Mask
+    from fa_verify.problem import Problem
+
+__all__ = ["any_blind", "blind", "intervals", "keys_seen"]
+
+
+def intervals(problem: Problem, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each query's keys as half-open intervals, `Mask.intervals`, int64."""
+    return _intervals(problem.mask, problem.seqlen_q, problem.seqlen_k, device)
+
+
+def blind(problem: Problem, device: torch.device) -> torch.Tensor:
+    """Queries that see no key, bool, (seqlen_q,)."""
+    return _blind(problem.mask, problem.seqlen_q, problem.seqlen_k, device)
+
+
+def any_blind(problem: Problem) -> bool:
+    """Whether there is such a query."""
+    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
+    return bool((lo >= hi).any())
+
+
+def keys_seen(problem: Problem, device: torch.device) -> torch.Tensor:
+    """Which keys some query sees: 1 or 0, float64, (seqlen_k,)."""
+    return _keys_seen(problem.mask, problem.seqlen_q, problem.seqlen_k, device)
+
+
+@functools.lru_cache(maxsize=8)
+def _intervals(
+    mask: Mask, seqlen_q: int, seqlen_k: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    lo, hi = (torch.from_numpy(x).to(device) for x in mask.intervals(seqlen_q, seqlen_k))
+    return lo, hi
+
+
+@functools.lru_cache(maxsize=8)
+def _blind(mask: Mask, seqlen_q: int, seqlen_k: int, device: torch.device) -> torch.Tensor:
+    lo, hi = _intervals(mask, seqlen_q, seqlen_k, device)
+    return lo >= hi
+
+
+@functools.lru_cache(maxsize=8)
+def _keys_seen(mask: Mask, seqlen_q: int, seqlen_k: int, device: torch.device) -> torch.Tensor:
+    lo, hi = mask.intervals(seqlen_q, seqlen_k)
+    ends = np.zeros(seqlen_k + 1)
+    np.add.at(ends, lo, 1.0)
+    np.add.at(ends, hi, -1.0)
+    return torch.from_numpy((ends.cumsum()[:-1] > 0).astype(float)).to(device)

@@ -81,7 +81,8 @@ class Plan:
         dtype: Only this dtype, if given.
         stress: Some cases also run many times under stress, under every configuration, and with
             other numbers of warps and stages (`further`).
-        long: The long cases, once, in the place of drawn ones (CUDA only).
+        long: The long cases, once, in the place of drawn ones (CUDA only); under stress all of
+            them run many times, each in one configuration.
         fence: Mode of the fences around tensors (CUDA).
         spool: Folder where processes say what they are at; None: a temporary one.
     """
@@ -229,7 +230,7 @@ def _verify_all(
             if record.verdict == Verdict.FAIL:
                 failed.append((item.kernel, record))
                 failures[item.kernel.target] += not item.known
-            elif plan.stress and item.setup.stress and not item.known:
+            elif item.setup.stress and not item.known and not plan.long:
                 exhausted = False
                 setups = further(item.setup, record)
                 more.extend(dataclasses.replace(item, setup=setup) for setup in setups)
@@ -332,7 +333,8 @@ def _setup(plan: Plan, index: int) -> Setup:
     On the CPU it is scattered: the classes of shape follow the index too, and a configuration must
     meet them all. On CUDA a form meets one configuration only (`_SHARD`).
     """
-    stress = _RUNS if plan.stress and (index + plan.seed) % _STRESSED == 0 else 0
+    chosen = plan.long or (index + plan.seed) % _STRESSED == 0
+    stress = _RUNS if plan.stress and chosen else 0
     if plan.backend == "cuda":
         turn, form = divmod(index, _CUDA_FORMS)
         return Setup(

@@ -91,7 +91,7 @@ def check(
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
     plan = campaign.Plan(
         backend=backend,
-        cases=_DEFAULT_CASES if cases is None and budget is None else cases,
+        cases=_DEFAULT_CASES if cases is None and budget is None and not long else cases,
         seconds=budget,
         seed=seed,
         workers=workers,

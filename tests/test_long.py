@@ -12,7 +12,7 @@ from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
 from fa_verify.checks import bias, comparisons
-from fa_verify.errors import InvalidInputError
+from fa_verify.cli import main
 from fa_verify.inputs import materialise, period
 from fa_verify.trial import Trial
 from fa_verify.verify import verify
@@ -127,14 +127,11 @@ def test_long_cases_are_long_and_taken():
     assert torch.Size(far.problem.shape_o).numel() > 1 << 31
 
 
-def test_long_cases_need_a_card():
-    from fa_verify.checking import check  # noqa: PLC0415 - loads the whole front
-
-    with pytest.raises(InvalidInputError, match="--long with backend='cpu'"):
-        check(
-            ["kernels"], "nowhere", strict=False, backend="cpu", cases=None, budget=None, seed=0,
-            workers=None, dtype=None, timeout=60.0, stress=False, long=True, examples=None,
-        )  # fmt: skip
+def test_long_cases_need_a_card(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "kernels", "--backend", "cpu", "--long"])
+    assert ended.value.code == 2
+    assert "--long with backend='cpu'" in capsys.readouterr().err
 
 
 def test_of_many_rows_some_tell_whether_a_tensor_leans(monkeypatch):

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
+_TWIN = "beside its twin on another stream"
 _ON_THE_CARD: tuple[tuple[str, dict[str, str]], ...] = (
     ("run again", {}),
     ("beside a load", {"beside": "load"}),
-    ("beside its twin on another stream", {"beside": "twin"}),
+    (_TWIN, {"beside": "twin"}),
+)
+_SHARED = (
+    "launches on two streams share memory that the launcher keeps between calls, or a part of a "
+    "launch runs on another stream than its caller's"
 )
 
 
@@ -110,11 +115,11 @@ def _judge(trial: Trial, name: str, extent: _Range, *, exact: bool) -> Iterator[
     spread = (extent.high - extent.low).nan_to_num(nan=torch.inf)
     if exact:
         wrong, allowed = extent.changed, bounded.det
-        because = "the kernel is declared deterministic"
+        because = "of its bound, and the kernel is declared deterministic"
     elif name == "dq" and trial.kernel.arithmetic.dq_atomics and part.conditional:
         allowed = trial.dq_spread
         wrong = extent.changed & ~(spread <= allowed) & allowed.isfinite()
-        because = "sums by atomics may differ by what their order explains"
+        because = "of what the order of its sums explains"
     else:
         allowed = bounded.det
         ends = [
@@ -122,7 +127,7 @@ def _judge(trial: Trial, name: str, extent: _Range, *, exact: bool) -> Iterator[
             for end in (extent.low, extent.high)
         ]
         wrong = extent.changed & torch.stack([(e.ratio > 1) | e.broken for e in ends]).any(0)
-        because = "each run must be within its bound"
+        because = "of its bound, which each run must keep"
     if not bool(wrong.any()):
         return
     far = torch.where(wrong, spread, -1.0)
@@ -137,9 +142,10 @@ def _judge(trial: Trial, name: str, extent: _Range, *, exact: bool) -> Iterator[
         title=f"{name} moves from run to run",
         message=(
             f"{name}[{place}] lies between {least:.9g} and {most:.9g} in "
-            f"{1 + extent.runs.total()} runs of one launch: {steps:.3g} ulp, {share:.3g} of what "
-            f"is allowed ({because}); it moved in {met}; {int(wrong.sum())} of {wrong.numel()} "
-            f"elements: {describe(name, wrong)}"
+            f"{1 + extent.runs.total()} runs of one launch: {steps:.3g} ulp, {share:.3g} "
+            f"{because}; it moved in {met}; {int(wrong.sum())} of {wrong.numel()} elements: "
+            f"{describe(name, wrong)}"
         ),
         tensor=name,
+        diagnosis=_SHARED if extent.moved.total() == extent.moved[_TWIN] > 1 else "",
     )

@@ -1,6 +1,6 @@
 """What fences cost: the same cases under each mode, side by side on one card.
 
-    python benchmarks/fence_cost.py [--cases 48] [--rounds 3] [--seconds 300] [TARGET]
+    python benchmarks/fence_cost.py [--cases 48] [--rounds 4] [--seconds 300] [TARGET]
 
 Draws the default distribution for TARGET (default: kernels/flash_attention.py:flash), runs every
 case once under each mode so that all is compiled, and then, case by case, under each mode in turn.
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("target", nargs="?", default="kernels/flash_attention.py:flash")
     parser.add_argument("--cases", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=300.0, help="start no case after these")
     options = parser.parse_args()
     (kernel,) = loader.load(options.target)
@@ -50,8 +50,10 @@ def main() -> None:
             record = verify(case, kernel, one, backend)
             if record.verdict not in ("pass", "unsupported"):
                 print(record.verdict, one, case, record.failures, record.reason[-300:])
-        for _ in range(options.rounds):
-            for name, one in setups.items():
+        for turn in range(options.rounds):
+            order = [*setups][turn % len(setups) :] + [*setups][: turn % len(setups)]
+            for name in order:
+                one = setups[name]
                 inputs = materialise(case, "cuda")
                 torch.cuda.synchronize()
                 begin = time.perf_counter()

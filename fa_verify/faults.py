@@ -82,6 +82,10 @@ class _Search:
 
     def argument(self) -> Argument | None:
         """The argument of the launch beside which an unmapped page alone makes the case fault."""
+        if self._fence.mode != "page":  # a fault without a page: find one that is there with it
+            pages = [Fence(mode="page"), Fence(mode="page", start=True)]
+            self._last = next((x for x in self._faults(pages) if x is not None), self._last)
+            self._fence = Fence.parse(self._last.fence or "off")
         launch = self._last.launch
         if launch is None or self._fence.mode != "page":
             return None

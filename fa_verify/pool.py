@@ -199,14 +199,14 @@ def _death(code: int, last: Running) -> FailureRecord:
         what = last.error.removeprefix("CUDA error: ") or "the card faulted"
     message = f"the process running this case ended with exit code {code}"
     if launch is not None:
-        what += f" in {launch.kernel}"
+        what += f" in {launch.kernel}" if last.alone else ""
         given = ", ".join(argument.name for argument in launch.arguments)
-        message += f"; {launch.kernel} was given {given}; fence={last.fence}"
+        message += f"; its last launch was {launch.kernel}({given}), fence={last.fence}"
     return FailureRecord(
         check="crash",
         title=what,
         message=message,
-        location=f"{launch.file}:{launch.line}" if launch else "",
+        location=f"{launch.file}:{launch.line}" if launch and last.alone else "",
     )
 
 

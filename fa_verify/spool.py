@@ -51,6 +51,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         target: The kernel's; case, setup: their text.
         launch: The launch that was begun last, if the backend says.
+        alone: Those before it had ended.
         fence: How tensors lay then.
         error: What the device said when it faulted; "" if it did not say.
     """
@@ -60,6 +61,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     setup: str = ""
     fence: str = ""
     launch: Launch | None = None
+    alone: bool = False
     error: str = ""
 
 
@@ -77,9 +79,10 @@ class Spool:
         """A case begins."""
         self._write(Running(target=target, case=case, setup=setup))
 
-    def launch(self, launch: Launch, fence: str) -> None:
+    def launch(self, launch: Launch, fence: str, *, alone: bool) -> None:
         """A kernel is about to be launched."""
-        self._write(msgspec.structs.replace(self._running, launch=launch, fence=fence))
+        running = msgspec.structs.replace(self._running, launch=launch, fence=fence, alone=alone)
+        self._write(running)
 
     def fault(self, error: str) -> None:
         """The device faulted."""

@@ -65,7 +65,7 @@ class CudaBackend:
         by_itself = fence.mode == "page" and setup.beside == "nothing"
 
         def begins(launch: Launch) -> None:
-            self._spool.launch(launch, str(fence))
+            self._spool.launch(launch, str(fence), alone=by_itself)
 
         with (
             self._guard.around(

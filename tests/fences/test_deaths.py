@@ -1,5 +1,7 @@
 """Faults kill worker processes, not the run: nothing is lost, and the record says what ran."""
 
+import msgspec
+
 from fa_verify import campaign, loader
 from fa_verify.backends.base import FAULT
 from fa_verify.pool import Pool, _death
@@ -78,9 +80,13 @@ def test_a_death_leaves_on_disk_what_the_process_was_at(tmp_path, monkeypatch):
 def test_a_death_is_told_by_the_launch_that_was_begun():
     x = Argument(name="k_ptr", label="k", shape=(2, 3), strides=(3, 1), offset=0, itemsize=2)
     launch = Launch(kernel="forward", file="f.py", line=3, arguments=(x,))
-    last = Running(launch=launch, fence="page.start", error="CUDA error: an illegal access")
+    last = Running(
+        launch=launch, alone=True, fence="page.start", error="CUDA error: an illegal access"
+    )
     failure = _death(FAULT, last)
     assert failure.title == "an illegal access in forward"
     assert failure.location == "f.py:3"
-    assert "forward was given k_ptr; fence=page.start" in failure.message
+    assert "its last launch was forward(k_ptr), fence=page.start" in failure.message
+    failure = _death(FAULT, msgspec.structs.replace(last, alone=False))  # it may be an earlier one
+    assert (failure.title, failure.location) == ("an illegal access", "")
     assert _death(-11, Running()).title == "the worker died"

@@ -14,7 +14,7 @@ def test_what_a_process_is_at_is_on_disk_before_it_goes_on(tmp_path):
     spool = Spool(tmp_path)
     spool.begin(target="f.py:f", case="pass=fwd", setup="backend=cuda")
     assert read(tmp_path, os.getpid()).case == "pass=fwd"
-    spool.launch(LAUNCH, "page")
+    spool.launch(LAUNCH, "page", alone=True)
     assert read(tmp_path, os.getpid()).launch == LAUNCH
     spool.fault("illegal")
     last = read(tmp_path, os.getpid())
@@ -31,5 +31,5 @@ def test_a_process_that_never_wrote_or_was_torn_says_nothing(tmp_path):
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Spool(None).launch(LAUNCH, "off")
+    Spool(None).launch(LAUNCH, "off", alone=False)
     assert list(tmp_path.iterdir()) == []

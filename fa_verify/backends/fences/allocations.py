@@ -42,7 +42,8 @@ class Fenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, slots: Slots, fence: Fence, device: str) -> None:
         """Move what is made on a device."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._slots, self._fence, self._device = slots, fence, device
+        self._slots, self._fence = slots, fence
+        self._here = torch.empty(0, device=device).device  # with the number of the current one
         self._count = 0
 
     @classmethod
@@ -120,7 +121,7 @@ class Fenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for value in values:
             if isinstance(value, (list, tuple)):
                 yield from self._mine(value)
-            elif type(value) in _PLAIN and value.device.type == self._device:
+            elif type(value) in _PLAIN and value.device == self._here:
                 yield value
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.lowering.lower import PLACE
+from fa_verify.ttir.lowering.shorts import either
 from fa_verify.ttir.memory.values import Pointer, merge, take
 from fa_verify.ttir.numbers.floats import CARRIER, Array
 
@@ -347,8 +348,8 @@ def call(op: Op, low: Lowering) -> Step:
 
 
 RULES: dict[str, Rule] = {
-    "scf.for": scf_for,
+    "scf.for": either(scf_for),
     "scf.if": scf_if,
-    "tt.call": call,
+    "tt.call": either(call),
     "tt.map_elementwise": map_elementwise,
 }

@@ -25,6 +25,7 @@ from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.lowering.contraction import contract
 from fa_verify.ttir.lowering.hoist import hoist
 from fa_verify.ttir.lowering.lower import MASK_OPERAND, Lowering
+from fa_verify.ttir.lowering.narrowing import narrow
 from fa_verify.ttir.lowering.roots import ADDRESSES, stored_arguments
 from fa_verify.ttir.lowering.settled import Settled, settle
 from fa_verify.ttir.lowering.waits import waiting
@@ -132,8 +133,10 @@ class Program:
             hoist(function)
             if floats.contraction == "fused":
                 contract(function)
-            plain = function is module.entry and lowering is Lowering
-            settled = settle(function) if plain else 0
+            plain = lowering is Lowering
+            if plain and floats.subnormals == "keep":
+                narrow(function)
+            settled = settle(function) if plain and function is module.entry else 0
             low = lowering(
                 function=function,
                 module=module,

@@ -10,6 +10,7 @@ import numpy as np
 
 from fa_verify.ttir.engine.control import Narrowed, Stash, assign, compact, run, selection
 from fa_verify.ttir.errors import Unsupported
+from fa_verify.ttir.lowering.shorts import either
 from fa_verify.ttir.memory.values import take
 
 if TYPE_CHECKING:
@@ -128,4 +129,4 @@ def _lockstep(parts: Parts, live: tuple[int, ...]) -> Step:
     return step
 
 
-RULES: dict[str, Rule] = {"scf.while": scf_while}
+RULES: dict[str, Rule] = {"scf.while": either(scf_while)}

@@ -15,6 +15,7 @@ import numpy as np
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.lowering.flows import addresses
 from fa_verify.ttir.lowering.retries import checked
+from fa_verify.ttir.lowering.shorts import short_tiles, widened
 from fa_verify.ttir.numbers.floats import CARRIER, Array
 from fa_verify.ttir.sanitizer.hints import watched
 
@@ -65,6 +66,8 @@ class Lowering:
         self._demand: dict[tuple[Value, str], tuple[bool, bool]] = {}
         self._addresses = addresses(function)
         self.checked = checked(function)
+        self._short = short_tiles(function)
+        self._takes_short: set[Op] = set()
         self._last_use: dict[Value, Op] = {}
         blocks = function.body.blocks
         self._crossing = blocks if len(blocks) > 1 else []  # values may be read in other blocks
@@ -152,6 +155,15 @@ class Lowering:
         """Whether a value may become part of an address."""
         return value in self._addresses
 
+    # -- 16-bit tiles
+    def short(self, value: Value) -> bool:
+        """Whether a value had better be produced short (see `lowering.shorts`)."""
+        return value in self._short
+
+    def takes_short(self, op: Op) -> None:
+        """Let an operation see short tiles as they are; others see them widened."""
+        self._takes_short.add(op)
+
     # -- blocks
     def block(self, block: Block) -> tuple[Steps, Op]:
         """Lower all operations but the terminator, which is returned."""
@@ -204,6 +216,8 @@ class Lowering:
             if error.op:
                 raise
             raise self.failure(op, error.what)() from error  # noqa: RSE102 - the call makes it
+        if step is not None and op not in self._takes_short:
+            step = widened(op, self, step)
         if step is not None and op.attrs:
             step = watched(op, self, step)
         if step is not None:  # for what turns out only while it runs

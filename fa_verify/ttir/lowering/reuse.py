@@ -75,13 +75,14 @@ def blend(condition: Array, yes: Array, no: Array) -> Array:
 
     Several times faster where the condition is irregular: bits are blended, nothing is predicted.
     """
-    if yes.dtype.itemsize != 4 or condition.size < _WORTHWHILE:
+    if yes.dtype.itemsize not in (2, 4) or condition.size < _WORTHWHILE:
         return np.where(condition, yes, no)
-    mask = condition.view(np.int8).astype(np.int32)
+    kind = np.dtype(f"i{yes.dtype.itemsize}")
+    mask = condition.view(np.int8).astype(kind)
     np.negative(mask, out=mask)
-    left, right = yes.view(np.int32), no.view(np.int32)
+    left, right = yes.view(kind), no.view(kind)
     shape = np.broadcast(mask, left, right).shape
-    blended: Array = mask if mask.shape == shape else np.empty(shape, np.int32)
+    blended: Array = mask if mask.shape == shape else np.empty(shape, kind)
     if no.size == 1 and not right.any():
         np.bitwise_and(mask, left, out=blended)
     else:

@@ -11,7 +11,7 @@ from fa_verify.ttir.memory.cells import elementwise, outside, rounds
 from fa_verify.ttir.memory.reach import Reach
 from fa_verify.ttir.memory.tiles import by_run, load_window
 from fa_verify.ttir.memory.values import conjunction
-from fa_verify.ttir.numbers.floats import CARRIER, Array, decode, encode, poison
+from fa_verify.ttir.numbers.floats import CARRIER, SHORT, Array, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,22 +44,23 @@ class Accesses(Reach):
     def load(self, access: Access, pointer: Pointer, masks: Terms, other: Array | None) -> Array:
         """Load a tile; masked-off lanes get `other` (0 when None, as NVIDIA's code leaves them)."""
         result: Array | None = None
+        if access.short and other is not None:
+            other = encode(np.ascontiguousarray(other), access.scalar)
         for arg, mine in self.parts(access, pointer):
             guarded = masks if mine is None else (*masks, mine)
             part = self._load(access, arg, pointer.terms, guarded, other)
             result = part if result is None or mine is None else np.where(mine, part, result)
         if result is None:
             raise AssertionError(access)
-        return result
+        return result.view(SHORT[access.scalar]) if access.short else result
 
     def _load(
         self, access: Access, arg: Argument, terms: Terms, masks: Terms, other: Array | None
     ) -> Array:
-        scalar = access.scalar
         found = self.planner.windows(terms, masks, access.shape)
         halves = None if found else self.halves(access, terms, masks, other, ordered=False)
         if halves:
-            tile = np.empty((self.machine.lanes.linear.size, *access.shape), CARRIER[scalar])
+            tile = np.empty((self.machine.lanes.linear.size, *access.shape), access.carrier)
             for chosen, (some_terms, some_masks, some_other) in halves:
                 tile[chosen] = self._load(access, arg, some_terms, some_masks, some_other)
             return tile
@@ -74,18 +75,17 @@ class Accesses(Reach):
         turns = self.machine.turns
         if turns is not None and turns.watching and arg.size and cells.length:
             turns.saw(self.touch(access, arg, cells)[0])
-        carrier = CARRIER[scalar]
-        fill = np.asarray(carrier.type(0)) if other is None else other
+        fill = np.zeros((), access.carrier) if other is None else other
         if cells.axis is not None:
             # In one order of memory, however it was loaded: the sums of BLAS depend on it.
             return np.ascontiguousarray(load_window(access, arg, cells, fill))
         if arg.size:
-            values = decode(arg.flat.take(cells.index, mode="clip"), scalar)
+            values = access.decode(arg.flat.take(cells.index, mode="clip"))
         else:
-            values = np.full(cells.index.shape, poison(scalar), carrier)
+            values = np.full(cells.index.shape, access.poison, access.carrier)
         if cells.valid is None:
             return values
-        legal = np.where(cells.valid, values, poison(scalar))
+        legal = np.where(cells.valid, values, access.poison)
         return np.where(conjunction(masks), legal, fill) if masks else legal
 
     def store(self, access: Access, pointer: Pointer, values: Array, masks: Terms) -> None:
@@ -118,7 +118,7 @@ class Accesses(Reach):
             self.races.write(touched, raw)
             if self.reading is not None:
                 self.reading.write(access, arg, cells, self.machine)
-        if self.sanitize and chosen.dtype.kind == "f":
+        if self.sanitize and chosen.dtype.kind in "fV":
             self.look_for_nan(access, touched, chosen)
         flat, turns = cells.of(arg, arg.flat), self.machine.turns
         before = None if turns is None else flat[touched.index]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fa_verify.ttir.memory.values import conjunction, total
+from fa_verify.ttir.numbers.floats import CARRIER, RAW, decode, encode, poison
 
 if TYPE_CHECKING:
     from fa_verify.ttir.memory.argument import Argument
@@ -30,7 +31,8 @@ class Access:
     """What is known of a memory operation before it runs: place, tile shape, element type.
 
     `checked` is a load whose result a compare-and-swap checks (see `lowering.retries`); `sides` are
-    the numbers of what a mask shows and hides (see `engine.coverage`), if there is one.
+    the numbers of what a mask shows and hides (see `engine.coverage`), if there is one; `short` is
+    a load whose tile stays in 16 bits (see `lowering.shorts`).
     """
 
     site: Site
@@ -38,6 +40,22 @@ class Access:
     scalar: str
     checked: bool = False
     sides: tuple[int, int] | None = None
+    short: bool = False
+
+    @property
+    def carrier(self) -> np.dtype[Any]:
+        """What elements are handled as while they are loaded."""
+        return RAW[self.scalar] if self.short else CARRIER[self.scalar]
+
+    @property
+    def poison(self) -> Any:
+        """What an illegal read yields."""
+        value = poison(self.scalar)
+        return encode(np.array([value]), self.scalar)[0] if self.short else value
+
+    def decode(self, raw: Array) -> Array:
+        """Turn elements as they lie in memory into what they are handled as."""
+        return raw if self.short else decode(raw, self.scalar)
 
 
 @dataclass(slots=True, eq=False)

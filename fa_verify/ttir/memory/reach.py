@@ -11,6 +11,7 @@ from fa_verify.ttir.engine.control import selection
 from fa_verify.ttir.memory.cells import Cells, Planner, Touched, differs, elementwise, outside
 from fa_verify.ttir.memory.tiles import by_run, reinterpret
 from fa_verify.ttir.memory.values import Pointer, take
+from fa_verify.ttir.numbers.shorts import any_nan, is_short, widen
 from fa_verify.ttir.sanitizer.races import Races
 from fa_verify.ttir.sanitizer.reports import Reports
 
@@ -195,7 +196,11 @@ class Reach:
 
     def look_for_nan(self, access: Access, touched: Touched, values: Array) -> None:
         """Remember the first NaN that each program stores by an operation."""
-        if not np.isnan(values.min()):
+        if is_short(values):
+            if not any_nan(values):
+                return
+            values = widen(values)
+        elif not np.isnan(values.min()):
             return
         seen = self.nans.setdefault(id(access), {})
         nan = np.isnan(values.reshape(values.shape[0], -1))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
-from fa_verify.ttir.numbers.floats import CARRIER, RAW, Array, decode
+from fa_verify.ttir.numbers.floats import RAW, Array
 
 if TYPE_CHECKING:
     from fa_verify.ttir.memory.argument import Argument
@@ -29,23 +29,23 @@ def by_run(access: Access, cells: Cells, values: Array) -> Array:
 
 def load_window(access: Access, arg: Argument, cells: Cells, fill: Any) -> Array:
     """A tile loaded run by run; where there is none, `fill`."""
-    axis, carrier, rank = cells.axis or 0, CARRIER[access.scalar], len(access.shape)
+    axis, rank = cells.axis or 0, len(access.shape)
     index, valid = cells.index, cells.valid
     first_fill = fill if fill.ndim == 0 else fill.reshape(-1)[0]
     shape = index.shape
     if valid is None and 0 < cells.length == cells.full:
-        values = decode(arg.window(arg.flat, cells.length)[index], access.scalar)
+        values = access.decode(arg.window(arg.flat, cells.length)[index])
     else:
         if valid is not None:
             shape = np.broadcast_shapes(valid.shape, shape)
-        values = np.empty((*shape, cells.full), carrier)
+        values = np.empty((*shape, cells.full), access.carrier)
         values[...] = first_fill
         if cells.length:
             where: Any = ...
             if valid is not None:  # masked-off runs are not even looked at
                 where = np.broadcast_to(valid, shape)
                 index = np.broadcast_to(index, shape)[where]
-            runs = decode(arg.window(arg.flat, cells.length)[index], access.scalar)
+            runs = access.decode(arg.window(arg.flat, cells.length)[index])
             values[where, : cells.length] = runs
     if axis != rank - 1:
         values = np.moveaxis(values, -1, axis + 1)

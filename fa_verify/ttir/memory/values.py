@@ -16,6 +16,7 @@ import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.numbers.floats import Array
+from fa_verify.ttir.numbers.shorts import widen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -179,6 +180,9 @@ def merge(parts: Sequence[tuple[Selection, RuntimeValue]], lanes: int) -> Runtim
 
 def _merge_arrays(parts: Sequence[tuple[Selection, Array]], lanes: int) -> Array:
     tile = np.broadcast_shapes(*[value.shape[1:] for _, value in parts])
+    dtype = parts[0][1].dtype
+    if any(value.dtype != dtype for _, value in parts):  # some short, some not
+        parts = [(where, widen(value)) for where, value in parts]
     merged = np.empty((lanes, *tile), parts[0][1].dtype)
     for where, value in parts:
         merged[where] = value

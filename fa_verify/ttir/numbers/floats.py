@@ -1,7 +1,8 @@
 """Number formats: how elements lie in memory, and how a result is rounded to its type.
 
 fp16, bf16 and fp8 values are carried as float32 arrays that hold only representable values, and are
-rounded where the kernel's IR rounds. One rounding of a float32 result is the hardware's: float32
+rounded where the kernel's IR rounds; fp16 and bf16 tiles may also stay in 16 bits (`SHORT`, see
+`shorts`). One rounding of a float32 result is the hardware's: float32
 has more than twice the precision plus two bits, so add, sub, mul, div and sqrt do not suffer from
 double rounding (Figueroa 1995, "When is double rounding innocuous?"). Callers keep NumPy from
 warning of overflow and NaN.
@@ -71,6 +72,11 @@ for _name in FP8:
     CARRIER[_name] = np.dtype(np.float32)
     RAW[_name] = np.dtype(np.int8)
 NARROW = frozenset({"f16", "bf16", *FP8})  # carried as float32
+# How 16-bit tiles that stay short are told from others; the second is no number to NumPy.
+SHORT: dict[str, np.dtype[Any]] = {
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype([("bf16", np.int16)]),
+}
 _TORCH: dict[str, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfloat16, **FP8}
 # Where 16-bit formats are rounded: stays in the cache, where fresh memory would not be.
 _SCRATCH = torch.empty(1 << 18, dtype=torch.int16)
@@ -125,6 +131,8 @@ def decode(raw: Array, scalar: str) -> Array:
 
 def encode(values: Array, scalar: str) -> Array:
     """Turn carrier values (already representable) into elements as they lie in memory."""
+    if values.dtype == SHORT.get(scalar):
+        return values.view(RAW[scalar])
     if scalar in ("f32", "f64", "i8", "i16", "i32", "i64"):
         return values
     if scalar == "i1":
@@ -194,6 +202,15 @@ def round_to(x: Array, scalar: str, out: Array | None = None) -> Array:
     narrow = _scratch(x.size, scalar).copy_(as_torch(source))
     torch.from_numpy(out.ravel("K")).copy_(narrow)
     return out
+
+
+def round_short(x: Array, scalar: str) -> Array:
+    """Round float32 to nearest even in a 16-bit format, and keep it in 16 bits."""
+    if scalar == "f16" and x.size < _SMALL:
+        return x.astype(np.float16)
+    short = np.empty_like(x, SHORT[scalar])
+    torch.from_numpy(short.view(np.int16)).view(_TORCH[scalar]).copy_(as_torch(x))
+    return short
 
 
 def narrow_once(x: Array, scalar: str) -> Array:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from fa_verify.ttir.lowering.lower import COMPARE
 from fa_verify.ttir.lowering.reuse import elementwise
-from fa_verify.ttir.numbers.floats import NARROW, Array, flush, fma, round_to
+from fa_verify.ttir.numbers import shorts
+from fa_verify.ttir.numbers.floats import NARROW, SHORT, Array, flush, fma, round_short, round_to
+from fa_verify.ttir.numbers.shorts import compute, is_short, widen
 from fa_verify.ttir.numbers.special_functions import divide
 
 if TYPE_CHECKING:
@@ -17,22 +20,46 @@ if TYPE_CHECKING:
     from fa_verify.ttir.lowering.lower import Lowering, Rule, Step
     from fa_verify.ttir.syntax.ir import Op
 
+# Each rounds once on 16-bit tensors, as `numbers.shorts` says.
+_TORCH: dict[Callable[..., Array], Callable[..., torch.Tensor]] = {
+    np.add: torch.add, np.subtract: torch.sub, np.multiply: torch.mul, np.divide: torch.div,
+}  # fmt: skip
+
 
 def _rounded(function: Callable[..., Array]) -> Rule:
     def rule(op: Op, low: Lowering) -> Step | None:
         scalar = op.results[0].type.scalar
         if scalar == "f32" and low.floats.subnormals == "flush":
             return low.nary(op, lambda *xs: flush(function(*[flush(x) for x in xs])))
+        if scalar not in NARROW:
+            chosen = function
+        elif scalar in SHORT and function in _TORCH:
+            chosen = _short(op, low, function)
+        else:
+
+            def chosen(*xs: Array, **out: Array | None) -> Array:
+                fresh = function(*xs, **out)
+                return round_to(fresh, scalar, fresh)
+
         places = isinstance(function, np.ufunc)  # it takes `out`
-
-        def narrow(*xs: Array, **out: Array | None) -> Array:
-            fresh = function(*xs, **out)
-            return round_to(fresh, scalar, fresh)
-
-        chosen = narrow if scalar in NARROW else function
         return elementwise(op, low, chosen) if places else low.nary(op, chosen)
 
     return rule
+
+
+def _short(op: Op, low: Lowering, function: Callable[..., Array]) -> Callable[..., Array]:
+    """An operation on 16-bit tiles, short or not."""
+    low.takes_short(op)
+    scalar, keep = op.results[0].type.scalar, low.short(op.results[0])
+
+    def apply(*xs: Array, out: Array | None = None) -> Array:
+        if any(map(is_short, xs)):
+            result = compute(_TORCH[function], xs, scalar, out)
+            return result if keep else widen(result)
+        fresh = function(*xs, out=out)
+        return round_short(fresh, scalar) if keep else round_to(fresh, scalar, fresh)
+
+    return apply
 
 
 def quotient(op: Op, low: Lowering) -> Step | None:
@@ -48,6 +75,19 @@ def _remainder(a: Array, b: Array) -> Array:
         return np.fmod(a, b)
     left = fma(-np.trunc(a / b), b, a)
     return np.where(np.isinf(b), a, left)
+
+
+def sign(function: np.ufunc, short: Callable[..., Array]) -> Rule:
+    """Operations on the sign bit: `function`, and what it is on short tiles."""
+
+    def apply(x: Array, out: Array | None = None) -> Array:
+        return short(x, out) if is_short(x) else function(x, out=out)
+
+    def rule(op: Op, low: Lowering) -> Step:
+        low.takes_short(op)
+        return elementwise(op, low, apply)
+
+    return rule
 
 
 def _exact(function: np.ufunc) -> Rule:
@@ -92,7 +132,7 @@ RULES: dict[str, Rule] = {
     "arith.divf": quotient,
     "tt.precise_divf": _rounded(np.divide),
     "arith.remf": _rounded(_remainder),
-    "arith.negf": _exact(np.negative),
+    "arith.negf": sign(np.negative, shorts.negative),
     "arith.maxnumf": _exact(np.fmax),
     "arith.minnumf": _exact(np.fmin),
     "arith.maximumf": _exact(np.maximum),

@@ -11,10 +11,12 @@ from fa_verify.ttir.numbers.floats import (
     CARRIER,
     NARROW,
     RAW,
+    SHORT,
     Array,
     decode,
     encode,
     narrow_once,
+    round_short,
     round_to,
     round_toward_zero,
 )
@@ -133,6 +135,8 @@ def truncf(op: Op, low: Lowering) -> Step:
     if source == "f64" and scalar in NARROW:
         return low.unary(op, lambda x: narrow_once(x, scalar))
     a, result = low.slot(op.operands[0]), low.slot(op.results[0])
+    if low.short(op.results[0]):
+        return low.unary(op, lambda x: round_short(x, scalar))
     last = [low.slot(x) for x in low.last_uses(op)]
 
     def step(env: Env) -> None:
@@ -183,9 +187,12 @@ def bitcast(op: Op, low: Lowering) -> Step:
             op, lambda x: (x & 1).astype(dtype) if dtype.kind == "b" else x.astype(dtype)
         )
 
+    low.takes_short(op)
+    short = SHORT[target.scalar] if low.short(op.results[0]) else None
+
     def convert(x: Array) -> Array:
-        raw = encode(np.ascontiguousarray(x), source.scalar)
-        return decode(raw.view(RAW[target.scalar]), target.scalar)
+        raw = encode(np.ascontiguousarray(x), source.scalar).view(RAW[target.scalar])
+        return decode(raw, target.scalar) if short is None else raw.view(short)
 
     return low.unary(op, convert)
 

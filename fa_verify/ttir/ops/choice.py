@@ -9,8 +9,10 @@ import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.lowering.reuse import blend
+from fa_verify.ttir.lowering.shorts import either
 from fa_verify.ttir.memory.values import Pointer, union_args
 from fa_verify.ttir.numbers.floats import CARRIER, RAW, Array, decode, round_to
+from fa_verify.ttir.numbers.shorts import alike
 
 if TYPE_CHECKING:
     from fa_verify.ttir.lowering.lower import Lowering, Rule, Step
@@ -68,7 +70,7 @@ def _choose_array(condition: Array, yes: Array, no: Array) -> Array:
     """np.where, but tiles that no mask cuts (most, usually) are passed on as they are."""
     if condition.all():
         return yes
-    return blend(condition, yes, no)
+    return blend(condition, *alike(yes, no))
 
 
 def _choose_pointer(condition: Array, yes: Pointer, no: Pointer) -> Pointer:
@@ -79,4 +81,4 @@ def _choose_pointer(condition: Array, yes: Pointer, no: Pointer) -> Pointer:
     return Pointer(args, (np.where(condition, a, b),), which)
 
 
-RULES: dict[str, Rule] = {"arith.constant": constant, "arith.select": choose}
+RULES: dict[str, Rule] = {"arith.constant": constant, "arith.select": either(choose)}

@@ -103,8 +103,9 @@ def _rows_of(
 def descriptor_gather(op: Op, low: Lowering) -> Step:
     """tt.descriptor_gather: whole rows; rows and columns outside read as padding."""
     descriptor, rows, column = (low.slot(x) for x in op.operands)
-    result, type_ = low.slot(op.results[0]), op.results[0].type
-    access, machine = Access(low.site(op), type_.shape, type_.scalar), low.machine
+    result, type_, machine = low.slot(op.results[0]), op.results[0].type, low.machine
+    short = low.short(op.results[0])
+    access = Access(low.site(op), type_.shape, type_.scalar, short=short)
 
     def step(env: Env) -> None:
         desc: Descriptor = env[descriptor]
@@ -147,7 +148,8 @@ def descriptor_load(op: Op, low: Lowering) -> Step:
     descriptor, result = low.slot(op.operands[0]), low.slot(op.results[0])
     indices = [low.slot(x) for x in _indices(op)]
     shape, scalar = op.results[0].type.shape, op.results[0].type.scalar
-    access, machine = Access(low.site(op), shape, scalar), low.machine
+    access = Access(low.site(op), shape, scalar, short=low.short(op.results[0]))
+    machine = low.machine
 
     def step(env: Env) -> None:
         desc: Descriptor = env[descriptor]
@@ -164,6 +166,7 @@ def descriptor_store(op: Op, low: Lowering) -> Step:
     value = op.operands[-1]
     source, shape, scalar = low.slot(value), value.type.shape, value.type.scalar
     access, machine = Access(low.site(op), shape, scalar), low.machine
+    low.takes_short(op)
 
     def step(env: Env) -> None:
         pointer, masks = _tile_of(env[descriptor], [env[s] for s in indices], shape)

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from fa_verify.ttir.lowering.reuse import elementwise
-from fa_verify.ttir.numbers import approximate
+from fa_verify.ttir.numbers import approximate, shorts
 from fa_verify.ttir.numbers.exact import exact_fma
 from fa_verify.ttir.numbers.floats import Array, as_torch, fma, round_to
+from fa_verify.ttir.ops.arithmetic import sign
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,10 +66,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def _elementwise(name: str) -> Rule:
     function = FUNCTIONS[name]
 
-    def rule(op: Op, low: Lowering) -> Step:
+    def rule(op: Op, low: Lowering) -> Step | None:
         scalar = op.results[0].type.scalar
         if name == "absf":
-            return elementwise(op, low, np.abs)
+            return sign(np.abs, shorts.absolute)(op, low)
         if op.results[0].type.is_float and scalar not in ("f32", "f64"):
             return low.nary(op, lambda *xs: round_to(function(*xs), scalar))
         if scalar == "f32" and low.floats.functions == "approximate":

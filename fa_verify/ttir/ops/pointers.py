@@ -83,7 +83,12 @@ def load(op: Op, low: Lowering) -> Step:
     masks = masks_of(op, low, 1)
     other = low.slot(op.operands[2]) if len(op.operands) > 2 else None
     access = Access(
-        low.site(op), shape, _STORED.get(scalar, scalar), op in low.checked, sides(op, low)
+        low.site(op),
+        shape,
+        _STORED.get(scalar, scalar),
+        op in low.checked,
+        sides(op, low),
+        low.short(op.results[0]),
     )
     machine = low.machine
 
@@ -107,6 +112,7 @@ def store(op: Op, low: Lowering) -> Step:
     masks = masks_of(op, low, 2)
     access = Access(low.site(op), shape, _STORED.get(scalar, scalar), sides=sides(op, low))
     machine = low.machine
+    low.takes_short(op)
 
     def step(env: Env) -> None:
         machine.accesses.store(access, env[pointer], env[value], masks(env))

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from fa_verify.ttir.engine.control import run
-from fa_verify.ttir.numbers.floats import NARROW, Array, as_torch
+from fa_verify.ttir.lowering.shorts import combines
+from fa_verify.ttir.numbers.floats import NARROW, SHORT, Array, as_torch
+from fa_verify.ttir.numbers.shorts import as_array, as_tensor, shorten, widen
 from fa_verify.ttir.ops.tiles import full, integer
 
 if TYPE_CHECKING:
@@ -88,26 +90,19 @@ _ROUNDING: dict[str, Callable[..., torch.Tensor]] = {
     "arith.addf": torch.add,
     "arith.mulf": torch.mul,
 }
-_SIXTEEN = {"f16": torch.float16, "bf16": torch.bfloat16}
 _SHORT = 16  # inner loops over so few 16-bit elements cost more than a transposition
 
 
 def _known(op: Op) -> str | None:
-    """The operation the combine region amounts to, if it is a single one of its two arguments."""
-    block = op.regions[0].blocks[0]
-    if len(op.operands) != 1 or len(block.ops) != 2:
+    """The operation the combine region amounts to, if it is one that runs as one call."""
+    name = combines(op)
+    if op.operands[0].type.scalar == "i1" and name not in ("arith.andi", "arith.ori", "arith.xori"):
         return None
-    inner, last = block.ops
-    scalar = op.operands[0].type.scalar
-    if last.operands != inner.results or set(inner.operands) != set(block.args):
-        return None
-    if scalar == "i1" and inner.name not in ("arith.andi", "arith.ori", "arith.xori"):
-        return None
-    return inner.name
+    return name
 
 
-def _narrow_tree(
-    function: Callable[..., torch.Tensor], dtype: torch.dtype
+def _short_tree(
+    function: Callable[..., torch.Tensor], scalar: str, *, keep: bool
 ) -> Callable[[Array, int], Array]:
     """Combine halves of the axis, as `reduce` does with any region, rounding each result.
 
@@ -115,15 +110,15 @@ def _narrow_tree(
     """
 
     def apply(x: Array, axis: int) -> Array:
-        values, half = as_torch(x).to(dtype), x.shape[axis] // 2
+        values, half = as_tensor(shorten(x, scalar)), x.shape[axis] // 2
         innermost = axis == x.ndim - 1
         while half > (_SHORT if innermost else 0):
             values = function(values.narrow(axis, 0, half), values.narrow(axis, half, half))
             half //= 2
         if half:
             values = _rows(function, values, half)
-        whole: Array = values.to(torch.float32).numpy()
-        return whole.reshape(x.shape[:axis] + x.shape[axis + 1 :])
+        whole = as_array(values).reshape(x.shape[:axis] + x.shape[axis + 1 :])
+        return whole if keep else widen(whole)
 
     return apply
 
@@ -164,7 +159,10 @@ def reduce(op: Op, low: Lowering) -> Step:
     known = _KNOWN.get(name or "")
     scalar = op.operands[0].type.scalar
     if name in _ROUNDING and scalar in NARROW:
-        known = _narrow_tree(_ROUNDING[name], _SIXTEEN[scalar]) if scalar in _SIXTEEN else None
+        known = None
+        if scalar in SHORT:
+            low.takes_short(op)
+            known = _short_tree(_ROUNDING[name], scalar, keep=low.short(op.results[0]))
     extent = shape[axis - 1]
     if known is not None:
         found = known

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fa_verify.ttir.errors import Unsupported
+from fa_verify.ttir.lowering.shorts import either
 from fa_verify.ttir.memory.values import Pointer
 from fa_verify.ttir.numbers.floats import CARRIER, Array
+from fa_verify.ttir.numbers.shorts import alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,6 +122,7 @@ def join(op: Op, low: Lowering) -> Step:
     shape = op.operands[0].type.shape
 
     def apply(a: Array, b: Array) -> Array:
+        a, b = alike(a, b)
         lanes = max(a.shape[0], b.shape[0])
         both = [np.broadcast_to(x, (lanes, *shape)) for x in (a, b)]
         return np.stack(both, axis=-1)
@@ -143,6 +146,7 @@ def cat(op: Op, low: Lowering) -> Step:
     shape = op.operands[0].type.shape
 
     def apply(a: Array, b: Array) -> Array:
+        a, b = alike(a, b)
         lanes = max(a.shape[0], b.shape[0])
         return np.concatenate([np.broadcast_to(x, (lanes, *shape)) for x in (a, b)], axis=1)
 
@@ -205,15 +209,15 @@ def num_programs(op: Op, low: Lowering) -> Step:
 
 RULES: dict[str, Rule] = {
     "tt.make_range": make_range,
-    "tt.splat": splat,
-    "tt.unsplat": unsplat,
-    "tt.broadcast": _transparent(lambda x: x),
-    "tt.expand_dims": expand_dims,
-    "tt.reshape": reshape,
-    "tt.trans": trans,
-    "tt.join": join,
-    "tt.split": split,
-    "tt.cat": cat,
+    "tt.splat": either(splat),
+    "tt.unsplat": either(unsplat),
+    "tt.broadcast": either(_transparent(lambda x: x)),
+    "tt.expand_dims": either(expand_dims),
+    "tt.reshape": either(reshape),
+    "tt.trans": either(trans),
+    "tt.join": either(join),
+    "tt.split": either(split),
+    "tt.cat": either(cat),
     "tt.gather": gather,
     "tt.get_program_id": program_id,
     "tt.get_num_programs": num_programs,

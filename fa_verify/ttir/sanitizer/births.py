@@ -21,6 +21,7 @@ from fa_verify.ttir.engine.program import Program
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.lowering.lower import Lowering
 from fa_verify.ttir.memory.access import Accesses, Update
+from fa_verify.ttir.numbers.shorts import widen
 from fa_verify.ttir.ops.tiles import integer
 from fa_verify.ttir.sanitizer.findings import Findings
 
@@ -131,14 +132,15 @@ class _TracedLowering(Lowering):
         drops = axis is not None or op.name in _DROPS
 
         def watched(env: Env) -> None:
-            before = [env[slot] for slot in operands]
+            before = [widen(env[slot]) for slot in operands]
             step(env)
-            for slot in results:
-                tracer.look(op.name, site, before, env[slot])
+            after = [widen(env[slot]) for slot in results]
+            for result in after:
+                tracer.look(op.name, site, before, result)
             if op.name == "arith.select":
-                tracer.hide(before, env[results[0]])
+                tracer.hide(before, after[0])
             if drops:
-                tracer.drop(before, [env[slot] for slot in results], axis)
+                tracer.drop(before, after, axis)
 
         return watched
 

@@ -1,0 +1,101 @@
+"""fp16 and bf16 tiles in their own 16 bits, beside the float32 ones of `floats`.
+
+A sum of two such tiles is one call of torch, which widens, adds and rounds to nearest even in
+registers: the same numbers as a float32 sum that is rounded afterwards, for half the time. NumPy
+has no bf16 and is slow with fp16, so all else is done in float32. A short array says what it is by
+its dtype; bf16's takes part in no arithmetic of NumPy's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fa_verify.ttir.numbers.floats import SHORT, as_torch, decode, round_short
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fa_verify.ttir.numbers.floats import Array
+
+_SCALAR = {dtype: scalar for scalar, dtype in SHORT.items()}
+_TORCH = {"f16": torch.float16, "bf16": torch.bfloat16}
+_INFINITY = {"f16": 0x7C00, "bf16": 0x7F80}
+_SIGN = np.int16(-0x8000)
+
+
+def is_short(x: Array) -> bool:
+    """Whether an array holds 16-bit floats as they are."""
+    return x.dtype in _SCALAR
+
+
+def shorten(x: Array, scalar: str) -> Array:
+    """Float32, rounded to nearest even, in 16 bits; what is short stays as it is."""
+    return x if is_short(x) else round_short(x, scalar)
+
+
+def widen(x: Array) -> Array:
+    """A short array as float32, to the bit; any other as it is."""
+    scalar = _SCALAR.get(x.dtype)
+    return x if scalar is None else decode(x.view(np.int16), scalar)
+
+
+def alike(x: Array, y: Array) -> tuple[Array, Array]:
+    """Two arrays, both short or both not; a single number becomes as the other is."""
+    if is_short(x) == is_short(y):
+        return x, y
+    if y.size == 1 and is_short(x):
+        return x, shorten(y, _SCALAR[x.dtype])
+    if x.size == 1 and is_short(y):
+        return shorten(x, _SCALAR[y.dtype]), y
+    return widen(x), widen(y)
+
+
+def as_tensor(x: Array) -> torch.Tensor:
+    """View a short array as a tensor of torch's type."""
+    return as_torch(x.view(np.int16)).view(_TORCH[_SCALAR[x.dtype]])
+
+
+def as_array(x: torch.Tensor) -> Array:
+    """View a tensor of 16-bit floats as a short array."""
+    scalar = "f16" if x.dtype == torch.float16 else "bf16"
+    return x.view(torch.int16).numpy().view(SHORT[scalar])
+
+
+def compute(
+    function: Callable[..., torch.Tensor], operands: Sequence[Array], scalar: str, out: Array | None
+) -> Array:
+    """An operation of torch's on tiles of which some are short; the result is.
+
+    `out` is where it goes, if that is short itself.
+    """
+    tiles = [shorten(x, scalar) for x in operands]
+    if out is None or not is_short(out):
+        shape = np.broadcast_shapes(*[x.shape for x in tiles])
+        full = [x for x in tiles if x.shape == shape]
+        out = np.empty_like(full[0]) if full else np.empty(shape, SHORT[scalar])
+    function(*[as_tensor(x) for x in tiles], out=as_tensor(out))
+    return out
+
+
+def negative(x: Array, out: Array | None = None) -> Array:
+    """-x for a short array: the other sign bit."""
+    return np.bitwise_xor(x.view(np.int16), _SIGN, out=_bits(out)).view(x.dtype)
+
+
+def absolute(x: Array, out: Array | None = None) -> Array:
+    """|x| for a short array: no sign bit."""
+    return np.bitwise_and(x.view(np.int16), ~_SIGN, out=_bits(out)).view(x.dtype)
+
+
+def _bits(out: Array | None) -> Array | None:
+    return None if out is None else out.view(np.int16)
+
+
+def any_nan(x: Array) -> bool:
+    """Whether a short array has a NaN: what lies above infinity, of either sign."""
+    bits, infinity = x.view(np.uint16), _INFINITY[_SCALAR[x.dtype]]
+    positive = x.view(np.int16).max(initial=0) > infinity
+    return bool(positive or bits.max(initial=0) > (infinity | 0x8000))

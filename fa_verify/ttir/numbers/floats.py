@@ -121,7 +121,7 @@ def decode(raw: Array, scalar: str) -> Array:
         wide = raw.view(np.float16).astype(np.float32)
     else:
         wide = np.empty(raw.shape, np.float32)
-        torch.from_numpy(wide).copy_(torch.from_numpy(raw).view(torch.float16))
+        torch.from_numpy(wide).copy_(as_torch(raw).view(torch.float16))
     if _any_nan(wide):  # conversions make signalling NaNs quiet
         bits = raw.astype(np.int32)
         nan = (bits & 0x8000) << 16 | 0x7F800000 | (bits & 0x3FF) << 13
@@ -202,15 +202,6 @@ def round_to(x: Array, scalar: str, out: Array | None = None) -> Array:
     narrow = _scratch(x.size, scalar).copy_(as_torch(source))
     torch.from_numpy(out.ravel("K")).copy_(narrow)
     return out
-
-
-def round_short(x: Array, scalar: str) -> Array:
-    """Round float32 to nearest even in a 16-bit format, and keep it in 16 bits."""
-    if scalar == "f16" and x.size < _SMALL:
-        return x.astype(np.float16)
-    short = np.empty_like(x, SHORT[scalar])
-    torch.from_numpy(short.view(np.int16)).view(_TORCH[scalar]).copy_(as_torch(x))
-    return short
 
 
 def narrow_once(x: Array, scalar: str) -> Array:

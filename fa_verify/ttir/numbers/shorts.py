@@ -8,12 +8,12 @@ its dtype; bf16's takes part in no arithmetic of NumPy's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fa_verify.ttir.numbers.floats import SHORT, as_torch, decode, round_short
+from fa_verify.ttir.numbers.floats import SHORT, as_torch, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SCALAR = {dtype: scalar for scalar, dtype in SHORT.items()}
 _TORCH = {"f16": torch.float16, "bf16": torch.bfloat16}
 _INFINITY = {"f16": 0x7C00, "bf16": 0x7F80}
+_FEW = 512  # below this many elements NumPy's slower conversion beats the call into torch
 _SIGN = np.int16(-0x8000)
 
 
@@ -33,7 +34,13 @@ def is_short(x: Array) -> bool:
 
 def shorten(x: Array, scalar: str) -> Array:
     """Float32, rounded to nearest even, in 16 bits; what is short stays as it is."""
-    return x if is_short(x) else round_short(x, scalar)
+    if is_short(x):
+        return x
+    if scalar == "f16" and x.size < _FEW:
+        return x.astype(np.float16)
+    short = np.empty_like(x, SHORT[scalar])
+    as_tensor(short).copy_(as_torch(x))
+    return short
 
 
 def widen(x: Array) -> Array:
@@ -47,10 +54,14 @@ def alike(x: Array, y: Array) -> tuple[Array, Array]:
     if is_short(x) == is_short(y):
         return x, y
     if y.size == 1 and is_short(x):
-        return x, shorten(y, _SCALAR[x.dtype])
+        return x, _exactly(y, x.dtype)
     if x.size == 1 and is_short(y):
-        return shorten(x, _SCALAR[y.dtype]), y
+        return _exactly(x, y.dtype), y
     return widen(x), widen(y)
+
+
+def _exactly(x: Array, dtype: np.dtype[Any]) -> Array:
+    return encode(np.ascontiguousarray(x), _SCALAR[dtype]).view(dtype)
 
 
 def as_tensor(x: Array) -> torch.Tensor:

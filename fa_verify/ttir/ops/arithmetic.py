@@ -10,8 +10,8 @@ import torch
 from fa_verify.ttir.lowering.lower import COMPARE
 from fa_verify.ttir.lowering.reuse import elementwise
 from fa_verify.ttir.numbers import shorts
-from fa_verify.ttir.numbers.floats import NARROW, SHORT, Array, flush, fma, round_short, round_to
-from fa_verify.ttir.numbers.shorts import compute, is_short, widen
+from fa_verify.ttir.numbers.floats import NARROW, SHORT, Array, flush, fma, round_to
+from fa_verify.ttir.numbers.shorts import compute, is_short, shorten, widen
 from fa_verify.ttir.numbers.special_functions import divide
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _short(op: Op, low: Lowering, function: Callable[..., Array]) -> Callable[..
             result = compute(_TORCH[function], xs, scalar, out)
             return result if keep else widen(result)
         fresh = function(*xs, out=out)
-        return round_short(fresh, scalar) if keep else round_to(fresh, scalar, fresh)
+        return shorten(fresh, scalar) if keep else round_to(fresh, scalar, fresh)
 
     return apply
 

@@ -16,10 +16,10 @@ from fa_verify.ttir.numbers.floats import (
     decode,
     encode,
     narrow_once,
-    round_short,
     round_to,
     round_toward_zero,
 )
+from fa_verify.ttir.numbers.shorts import shorten
 from fa_verify.ttir.ops.integers import unsigned, wrapped
 from fa_verify.ttir.ops.pointers import cast_pointer
 
@@ -136,7 +136,7 @@ def truncf(op: Op, low: Lowering) -> Step:
         return low.unary(op, lambda x: narrow_once(x, scalar))
     a, result = low.slot(op.operands[0]), low.slot(op.results[0])
     if low.short(op.results[0]):
-        return low.unary(op, lambda x: round_short(x, scalar))
+        return low.unary(op, lambda x: shorten(x, scalar))
     last = [low.slot(x) for x in low.last_uses(op)]
 
     def step(env: Env) -> None:

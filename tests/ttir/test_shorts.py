@@ -137,14 +137,14 @@ def computed(x_ptr, w_ptr, y_ptr, n, BLOCK: tl.constexpr):
     for i in range(1 + tl.program_id(0)):
         total += x * w
         if i % 2 == 1:
-            total = tl.maximum(total, w) - x
+            total = tl.maximum(total, w).to(x.dtype) - x
     if tl.program_id(0) % 3 == 0:
         total = total + w
     elif tl.program_id(0) % 3 == 1:
-        total = tl.minimum(x, w)
+        total = tl.minimum(x, w).to(x.dtype)
     s = (total.to(tl.float32) / w.to(tl.float32)).to(x.dtype) + 0.5
     s = ((s.to(tl.float32) * 3.0).to(x.dtype).to(tl.float32) - 0.1).to(x.dtype)
-    s += tl.sum(x, 1)[:, None] + tl.sum(w, 0)[None, :] + tl.max(x, 1)[:, None]
+    s += tl.sum(x, 1)[:, None] + tl.sum(w, 0)[None, :] + tl.max(x, 1).to(x.dtype)[:, None]
     tl.store(y_ptr + 2 * places, s)
     tl.store(y_ptr + 2 * places + 1, (s - tl.trans(total)).to(tl.float32) * 2)
 

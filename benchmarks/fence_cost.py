@@ -2,23 +2,23 @@
 
     python benchmarks/fence_cost.py [--cases 48] [--rounds 4] [--seconds 300] [TARGET]
 
-Draws the default distribution for TARGET (default: kernels/flash_attention.py:flash), runs every
-case once under each mode so that all is compiled, and then, case by case, under each mode in turn.
-Prints, relative to "off": the time of a run of the kernel until the card is idle, and of a whole
-checked case; milliseconds too, and how many regions served how many tensors.
+Draws the default distribution for TARGET (default: kernels/flash_attention.py:flash), of three
+compiled forms, runs every case once under each mode so that all is compiled, and then under each
+mode in turn. Prints, relative to "off": the time of a run of the kernel until the card is idle, and
+of a whole checked case; milliseconds too, and how many regions served how many tensors.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import time
 
 import torch
 
-from fa_verify import campaign, loader
+from fa_verify import distribution, loader
 from fa_verify.backends import make
+from fa_verify.backends.base import Setup
 from fa_verify.backends.fences.fence import MODES, Fence
 from fa_verify.inputs import materialise
 from fa_verify.verify import verify
@@ -35,15 +35,14 @@ def main() -> None:
     options = parser.parse_args()
     (kernel,) = loader.load(options.target)
     backend = make("cuda")
-    plan = campaign.Plan(backend="cuda", cases=options.cases)
     spent = {stage: collections.Counter() for stage in ("kernel", "case")}
     end, cases = time.monotonic() + options.seconds, 0
-    for case, setup in campaign.drawn(kernel, plan):
+    for case in distribution.draw(0, options.cases, kernel.takes, forms=range(3)):
         if time.monotonic() > end:
             break
         cases += 1
         setups = {
-            name: dataclasses.replace(setup, fence=Fence.parse(text))
+            name: Setup(backend="cuda", float_model="hardware", fence=Fence.parse(text))
             for name, text in VARIANTS.items()
         }
         for one in setups.values():

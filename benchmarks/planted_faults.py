@@ -1,6 +1,6 @@
 """Which way of running a kernel finds which fault, and how fast: faults planted in right kernels.
 
-    python benchmarks/planted_faults.py DIR [--only WORD] [--cpu-only]
+    python benchmarks/planted_faults.py DIR [--only WORD] [--cpu-only] [--no-sanitizer]
 
 Plants each fault in a copy of this project's kernels, or of the small ones that its selftest uses,
 and verifies the copy on the same cases (four compiled forms of the default distribution) until one
@@ -271,6 +271,8 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("planted-faults"))
     parser.add_argument("--only", default="")
     parser.add_argument("--cpu-only", action="store_true")
+    parser.add_argument("--no-sanitizer", action="store_true")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--child", default="")
     options = parser.parse_args()
     faults = [fault for fault in FAULTS if options.only in fault.name]
@@ -282,24 +284,21 @@ def main() -> None:
     shutil.rmtree(kernels, ignore_errors=True)
     targets = {fault: plant(fault, kernels / f"{i:02d}") for i, fault in enumerate(faults)}
     modes = MODES[-1:] if options.cpu_only else MODES
-    workers = len(os.sched_getaffinity(0))
-    plan = campaign.Plan()
-    pool = Pool(workers, timeout=60.0, memory=plan.memory, cap=False)
+    pool = Pool(options.workers, timeout=60.0, memory=campaign.Plan().memory, cap=False)
     cells: dict[tuple[str, str], str] = {}
-    with (
-        ThreadPoolExecutor(workers) as threads,
-        (options.folder / "records.jsonl").open("wb") as out,
-    ):
+    with ThreadPoolExecutor(options.workers) as threads:
         started = {
             (fault.name, mode): threads.submit(hunt, pool, fault, targets[fault], mode)
             for mode in modes
             for fault in faults
         }
-        for key, future in started.items():
-            cells[key], records = future.result()
-            out.write(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+        with (options.folder / "records.jsonl").open("wb") as out:
+            for key, future in started.items():
+                cells[key], records = future.result()
+                out.write(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
         pool.stop()
-        if not options.cpu_only:
+        show(options.folder, faults, modes, cells)
+        if not options.cpu_only and not options.no_sanitizer:
             ran = {
                 fault.name: [
                     threads.submit(sanitize, fault, targets[fault], tool) for tool in fault.tools
@@ -307,18 +306,21 @@ def main() -> None:
                 for fault in faults
             }
             for name, futures in ran.items():
-                cells[name, "compute-sanitizer"] = "; ".join(
-                    said for said in (future.result() for future in futures) if said
-                )
-            modes = (*modes[:3], "compute-sanitizer", modes[3])
+                said = [future.result() for future in futures]
+                cells[name, "compute-sanitizer"] = "; ".join(filter(None, said))
+            show(options.folder, faults, (*modes[:3], "compute-sanitizer", modes[3]), cells)
+    shutil.rmtree(kernels, ignore_errors=True)
+
+
+def show(folder: Path, faults, modes, cells) -> None:
+    """Print the table and write it."""
     lines = [f"| planted | {' | '.join(modes)} |", f"|{'---|' * (len(modes) + 1)}"]
     for fault in faults:
         row = [fault.name, *(cells[fault.name, mode] or "not found" for mode in modes)]
         lines.append(f"| {' | '.join(row)} |")
     text = "\n".join(lines) + "\n"
-    (options.folder / "table.md").write_text(text, encoding="utf-8")
-    shutil.rmtree(kernels, ignore_errors=True)
-    print(text)
+    (folder / "table.md").write_text(text, encoding="utf-8")
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

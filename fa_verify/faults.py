@@ -52,10 +52,10 @@ def located(pool: Pool, kernel: Kernel, record: CaseRecord, *, seconds: float) -
     failure = record.failures[0]
     found: list[str] = []
     argument = search.argument()
+    on_cpu = search.on_the_cpu()
     if argument is not None:
         found += [*search.page(argument), *search.write(argument)]
         failure = msgspec.structs.replace(failure, tensor=argument.name)
-    on_cpu = search.on_the_cpu()
     if on_cpu is not None:
         found.append(f"on the CPU, {on_cpu.title}: {on_cpu.message}")
         failure = msgspec.structs.replace(

@@ -102,6 +102,25 @@ def test_large_slots_are_given_back_as_soon_as_nobody_needs_them(monkeypatch):
     assert len(given) == 2
 
 
+def test_a_region_is_given_back_once_though_a_collection_interferes(monkeypatch):
+    monkeypatch.setattr("fa_verify.backends.fences.slots._LARGE", 0)
+    made = Slots(Heap("cpu"), "cpu")
+    made.begin(finite=False)
+    held = [made.take("x", 100, POISON) for _ in range(4)]
+    made.damage()
+    keep = made._keep
+
+    def interrupted(region):
+        keep(region)
+        held.clear()  # the others die here, amid the loop
+
+    monkeypatch.setattr(made, "_keep", interrupted)
+    held.pop()
+    gc.collect()
+    (regions,) = made._free.values()
+    assert len({region.address for region in regions}) == len(regions) == 4
+
+
 def test_a_crowd_is_used_again_in_the_same_run_but_its_damage_is_kept(monkeypatch):
     monkeypatch.setattr("fa_verify.backends.fences.slots._CROWDED", 1 << 20)
     made = slots()

@@ -38,6 +38,7 @@ class Slot:
         region: The bytes; at: which of them.
         poisoned: Those from `at.low` to `at.high`.
         live: Whether a tensor can still reach it.
+        given_back: Whether the region is free again.
     """
 
     label: str
@@ -45,6 +46,7 @@ class Slot:
     at: Placement
     poisoned: torch.Tensor
     live: bool = True
+    given_back: bool = False
 
     @property
     def address(self) -> int:
@@ -135,19 +137,19 @@ class Slots:
 
     def damage(self) -> list[Damage]:
         """The run is over: its slots whose canaries somebody wrote over; waits for the device."""
-        found = self._early + self._damaged()
+        found = self._early + self._damaged(self._current)
         self._running = False
         self._current = self._freed(self._current)
         return found
 
-    def _damaged(self) -> list[Damage]:
-        parts = [part for slot in self._current for part in slot.canaries()]
+    def _damaged(self, slots: list[Slot]) -> list[Damage]:
+        parts = [part for slot in slots for part in slot.canaries()]
         if not parts:
             return []
         due = [self._pattern(begin, len(bytes_)) for begin, bytes_ in parts]
         if torch.equal(torch.cat([bytes_ for _, bytes_ in parts]), torch.cat(due)):
             return []
-        return [found for slot in self._current for found in self._inspect(slot)]
+        return [found for slot in slots for found in self._inspect(slot)]
 
     def _inspect(self, slot: Slot) -> Iterator[Damage]:
         """What was written over in one slot."""
@@ -191,7 +193,7 @@ class Slots:
     def _reclaim(self) -> None:
         """Use again what died in this very run, once its canaries have been looked at."""
         self._synchronize()
-        self._early += self._damaged()
+        self._early += self._damaged([slot for slot in self._current if not slot.live])
         self._current = self._freed(self._current)
 
     def _dies(self, slot: Slot) -> None:
@@ -211,7 +213,8 @@ class Slots:
     def _freed(self, slots: list[Slot]) -> list[Slot]:
         """Give the regions of dead slots back; the live slots."""
         for slot in slots:
-            if not slot.live:
+            if not (slot.live or slot.given_back):  # a collection may come here in between
+                slot.given_back = True
                 self._used -= slot.region.nbytes
                 self._keep(slot.region)
         return [slot for slot in slots if slot.live]

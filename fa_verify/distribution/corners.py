@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["CORNERS", "MODEST", "PLAIN", "Corner"]
 
-_FORMS = ("DTYPES", "HEAD_DIMS", "MASKS", "SOFTCAPS", "LAYOUTS")
+_FORMS = ("DTYPES", "DOT_PRECISIONS", "HEAD_DIMS", "MASKS", "SOFTCAPS", "LAYOUTS")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Corner:
         backward: Always or never a backward pass; None: as ever.
         deepest: The largest head dims that the kernel takes.
         order: "more queries" or "more keys" swaps lengths that are the other way round.
-        axis: Which axis (batch, heads, seqlen) a huge layout stretches; None: any.
+        axis: Which axis (batch, heads, seqlen, head_dim) a huge layout stretches; None: any.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Corner:
         parts += ["the largest head dims"] if self.deepest else []
         parts += [self.order] if self.order else []
         if self.axis is not None:
-            parts.append(f"apart by {('sequence', 'head', 'row')[self.axis]}")
+            parts.append(f"apart by {('sequence', 'head', 'row', 'column')[self.axis]}")
         return "; ".join(parts)
 
 
@@ -77,10 +77,8 @@ _SEEN = ((False, False, False, "bottom-right"), (True, False, False, "bottom-rig
 _GROUPS = ((2, 6, 2), (3, 8, 2))
 # A multiple of a large block is one of the smaller blocks too.
 _BESIDE = (("RELATIONS", ("congruent",)), ("SHAPES", ("medium",)), ("BLOCKS", (64, 128)))
-_APART = (
-    *(("LAYOUTS", ("huge",)), ("DTYPES", ("float16", "bfloat16"))),
-    *(("SHAPES", ("small",)), ("HEADS", ((3, 4, 4),))),
-)
+_HUGE = (("LAYOUTS", ("huge",)), ("DTYPES", ("float16", "bfloat16")))
+_APART = (*_HUGE, ("SHAPES", ("small",)), ("HEADS", ((3, 4, 4),)))
 
 CORNERS = (
     Corner(
@@ -174,5 +172,31 @@ CORNERS = (
         name="more heads than an axis of a grid counts",
         tables=(("SHAPES", ("crowd",)), ("HEAD_DIMS", (16, 8, 1))),
         backward=False,
+    ),
+    Corner(
+        # 16-bit outputs and tf32 hide what a softcap's own rounding loses.
+        name="a softcap in full float32",
+        tables=(
+            *(("SOFTCAPS", (5.0, 15.0, 30.0, 50.0)), ("DTYPES", ("float32",))),
+            *(("DOT_PRECISIONS", ("ieee",)), ("LOGITS", (2.0, 4.0)), ("SCALES", (None,))),
+            *(("QK", ("normal",)), ("V", ("normal",)), ("DO", ("normal",))),
+            ("SHAPES", ("small", "medium")),
+        ),
+        backward=True,
+    ),
+    Corner(
+        # The one row of the last block, whatever the block: its start alone is that far.
+        name="offsets past 2^31 by row, where a block begins",
+        tables=(
+            *(*_HUGE, ("SHAPES", ("medium",)), ("HEADS", ((1, 1, 1), (1, 2, 2)))),
+            *(("LENGTH_KINDS", ("beside a block",)), ("SIDES", (1,)), ("BLOCKS", (128, 256))),
+            *(("RELATIONS", ("congruent",)), ("NEARNESS", (0,))),
+        ),
+        axis=2,
+    ),
+    Corner(
+        name="offsets past 2^31 by column",
+        tables=_APART,
+        axis=3,
     ),
 )

@@ -109,7 +109,9 @@ class _Drawing:
             head_dim=head_dim,
             head_dim_v=head_dim_v,
             dtype=dtype,
-            dot_precision=_at(space.dot_precisions, self._form.random())
+            dot_precision=_at(
+                self._narrowed("DOT_PRECISIONS", space.dot_precisions), self._form.random()
+            )
             if dtype == "float32"
             else "ieee",
             mask=self._mask(seqlen_q, seqlen_k),
@@ -188,7 +190,7 @@ class _Drawing:
             block = self._pick("BLOCKS")
             n = max(1, round(n / block)) * block
             if kind == "beside a block":
-                n += 1 if self._chance(0.5) else -1
+                n += self._pick("SIDES")
         return min(max(n, least), most)
 
     def _lengths(self, shape: Shape, depth: int) -> tuple[int, int]:

@@ -55,17 +55,17 @@ def placed(
 
 
 def _huge(name: str, p: Problem, chance: float, wanted: int | None) -> Layout:
-    """A view whose last sequence, head or row lies past 2^31 elements, at a stride below that.
+    """A view whose last sequence, head, row or column lies past 2^31 elements, at a shorter stride.
 
     The axis needs three of them; 4-byte elements would take 8 GB of addresses.
     """
     extents = getattr(p, {"do": "shape_o"}.get(name, f"shape_{name}"))
-    axes = [axis for axis in range(3) if 3 <= extents[axis] <= MOST_APART]
+    axes = [axis for axis in range(4) if 3 <= extents[axis] <= MOST_APART]
     axes = [axis for axis in axes if axis == wanted] or axes
     if not axes or p.dtype == "float32":
         return Layout()
     axis = axes[int(chance * len(axes))]
     pad = [0, 0, 0, 0]
     pad[axis] = -(-INT32 // (extents[axis] - 1))
-    order = ("bhsd", "hbsd", "sbhd")[axis]  # outermost, or all together span far more
+    order = ("bhsd", "hbsd", "sbhd", "dbhs")[axis]  # outermost, or all together span far more
     return Layout(order=order, pad=(pad[0], pad[1], pad[2], pad[3]))

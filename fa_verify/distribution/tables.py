@@ -35,6 +35,7 @@ EDGE_LENGTHS: Table[int] = (
 )
 LENGTH_KINDS: Table[str] = (("anything", 40), ("beside a block", 35), ("blocks", 10), ("prime", 15))
 BLOCKS: Table[int] = ((16, 1), (32, 1), (64, 2), (128, 2), (256, 1))
+SIDES: Table[int] = ((1, 1), (-1, 1))  # a length "beside a block" is this much more
 # Coincidence hides bugs, and so does its absence: masks that are dropped when lengths are even.
 RELATIONS: Table[str] = (("unequal", 60), ("congruent", 20), ("aligned", 12), ("equal", 8))
 # "congruent": seqlen_k - seqlen_q is this much more than a multiple of a block.

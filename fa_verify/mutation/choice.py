@@ -22,6 +22,9 @@ _TIMES = 40  # as many cases are drawn as are wanted
 _CHEAP = 0.5  # of these, the cheapest share is chosen from
 _INT32 = 1 << 31  # elements that a 32-bit offset does not reach
 _BLOCK = 64  # queries and keys of a tile, about: what one query costs
+_LARGEST_BLOCK = 128  # what more keys, or rows, than this are lie in several blocks
+_SMALLEST_BLOCK = 16
+_NEAR = 2  # how far from a block's end an end of a mask still may be of interest
 
 
 def chosen(kernel: Kernel, cases: int, seed: int) -> list[tuple[Case, Setup]]:
@@ -63,10 +66,19 @@ def traits(case: Case) -> Iterator[str]:
     yield f"scale {(p.scale > 0) - (p.scale < 0)}"
     yield f"right {mask.causal or mask.window_right is not None}"
     yield f"left {mask.window_left is not None}"
-    yield f"group {p.group > 1} {p.heads_kv > 1}"
-    yield f"batch {p.batch > 1}"
-    yield f"columns {_columns(p.head_dim)}"
-    yield f"columns of v {_columns(p.head_dim_v)} {p.head_dim == p.head_dim_v}"
+    yield f"group {p.group > 1} {p.heads_kv > 1} batch {p.batch > 1}"
+    wide = 4 if p.dtype == "float32" else 8  # elements in 16 bytes
+    yield f"columns {_columns(p.head_dim, wide)} {_vectors(case, wide)}"
+    yield f"columns of v {_columns(p.head_dim_v, wide)} {p.head_dim == p.head_dim_v}"
+    shift = mask.shift(p.seqlen_q, p.seqlen_k)
+    right = 0 if mask.causal else mask.window_right
+    if right is not None:
+        yield f"right end beside a block {_beside(shift + right)}"
+    if mask.window_left is not None:
+        yield f"left end beside a block {_beside(shift - mask.window_left)}"
+    else:
+        seen = p.seqlen_k if right is None else shift + right
+        yield f"blocks without a mask {min(seen, p.seqlen_k) > _LARGEST_BLOCK}"
     yield f"longer {(p.seqlen_q > p.seqlen_k) - (p.seqlen_q < p.seqlen_k)}"
     yield f"values {case.values.qk}"
     yield f"values of v {case.values.v}"
@@ -80,14 +92,36 @@ def traits(case: Case) -> Iterator[str]:
         for axis, stride in zip("bhsd", layout.strides(shape), strict=True):
             extent = shape["bhsd".index(axis)]
             if stride * (extent - 1) >= _INT32 and (name != "do" or case.backward):
-                yield f"far {name} {axis}"
+                yield f"far {name} {axis}{' of blocks' * (extent > _LARGEST_BLOCK)}"
 
 
-def _columns(head_dim: int) -> str:
-    """A power of two, one that 16 bytes divide, or neither."""
-    if head_dim & (head_dim - 1) == 0:
+def _columns(head_dim: int, wide: int) -> str:
+    """A power of two, two of them, another number of whole vectors, or neither."""
+    if head_dim.bit_count() == 1:
         return "2^n"
-    return "8n" if head_dim % 8 == 0 else "odd"
+    if head_dim.bit_count() == 2 and head_dim % _SMALLEST_BLOCK == 0:
+        return "2^n + 2^m"
+    return "vectors" if head_dim % wide == 0 else "odd"
+
+
+def _vectors(case: Case, wide: int) -> bool:
+    """Whether all tensors can be read 16 bytes at a time."""
+    p = case.problem
+    shapes = {"q": p.shape_q, "k": p.shape_k, "v": p.shape_v} | (
+        {"do": p.shape_o} if case.backward else {}
+    )
+    for name, shape in shapes.items():
+        layout: Layout = getattr(p, f"layout_{name}")
+        *outer, inner = layout.strides(shape)
+        if inner != 1 or any(n % wide for n in (*outer, layout.offset, shape[3])):
+            return False
+    return True
+
+
+def _beside(end: int) -> str:
+    """How far an end of a mask is from a multiple of a block, where it is near one."""
+    rest = (end + _BLOCK // 2) % _BLOCK - _BLOCK // 2
+    return f"{rest:+d}" if abs(rest) <= _NEAR else "no"
 
 
 def _cost(pair: tuple[Case, Setup]) -> int:

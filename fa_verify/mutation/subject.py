@@ -125,8 +125,10 @@ class Subject:
     def _looked(self, part: Trial) -> Recorder:
         recorder = Recorder()
         backend = CpuBackend(memory_limit=self._memory, alteration=recorder)
-        if not _same(_Shared(part, backend).execution, part.execution):
-            msg = f"comparing what mutants compute changed the results of {part.case}"
+        execution = _Shared(part, backend).execution
+        if not _same(execution, part.execution):
+            why = execution.error.partition("\n")[0] or execution.incidents or "other bits"
+            msg = f"comparing what mutants compute changed the results of {part.case}: {why}"
             raise RuntimeError(msg)
         return recorder
 

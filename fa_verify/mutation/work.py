@@ -10,6 +10,7 @@ from fa_verify import loader, worker
 from fa_verify.backends.base import Setup
 from fa_verify.case import Case
 from fa_verify.mutation.subject import Subject
+from fa_verify.ttir.launch.compiler import keep_apart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,7 @@ Ready = tuple[str, list[tuple[dict["AnyMutant", "Found"], set["AnyMutant"]]]]
 def start(memory: int) -> None:
     """Prepare the process."""
     worker.start(0.0, memory, cap=True)
+    keep_apart()
 
 
 @functools.cache

@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextvars
 import hashlib
 import re
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import triton
 from triton import knobs
+from triton._C.libtriton import passes
 from triton.backends.nvidia.compiler import CUDABackend
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 
 # `Options.origin` of the execution under way.
 origin: contextvars.ContextVar[str] = contextvars.ContextVar("origin", default="")
+
+# Kernels are compiled with each expression of their source as operations of its own.
+_apart: list[bool] = []
 
 _VERSION = "3"  # of the TTIR we ask for: part of the key of Triton's disk cache
 CAPABILITY = 90
@@ -41,6 +47,19 @@ def installation() -> str:
     files = [f for part in parts for end in ("py", "so") for f in (root / part).rglob(f"*.{end}")]
     facts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(files)]
     return f"{triton.__version__}-{hashlib.sha256(repr(facts).encode()).hexdigest()}"
+
+
+def _nothing(manager: Any) -> None:
+    """A pass that is left out."""
+    del manager
+
+
+def keep_apart() -> None:
+    """Merge equal expressions no more: from now on a slip in one line is a change of its own.
+
+    Of this process, before it compiles: Triton keeps in memory what it has compiled.
+    """
+    _apart[:] = [True]
 
 
 class Compiler(CUDABackend):  # type: ignore[misc]
@@ -62,7 +81,8 @@ class Compiler(CUDABackend):  # type: ignore[misc]
         Triton's part of the key is the source's text, not its path, but our result names the path:
         a copy of a kernel must not be shown as the file that it was copied from.
         """
-        return f"fa_verify-ttir-{_VERSION}-{CAPABILITY}-{origin.get()}"
+        kind = "apart" if _apart else "ttir"
+        return f"fa_verify-{kind}-{_VERSION}-{CAPABILITY}-{origin.get()}"
 
     def parse_options(self, opts: dict[str, Any]) -> Any:
         """Options as the NVIDIA backend reads them; FMA contraction does not exist in TTIR."""
@@ -76,7 +96,8 @@ class Compiler(CUDABackend):  # type: ignore[misc]
         del language
 
         def make_ttir(module: Any, metadata: dict[str, Any]) -> str:
-            return str(self.make_ttir(module, metadata, options, CAPABILITY))
+            with patch.object(passes.common, "add_cse", _nothing) if _apart else nullcontext():
+                return str(self.make_ttir(module, metadata, options, CAPABILITY))
 
         def make_tile(ttir: Any, metadata: dict[str, Any]) -> bytes:
             """A module instead of text is what was compiled from a file of TTIR."""

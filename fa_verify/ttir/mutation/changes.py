@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fa_verify.ttir.mutation.numbering import Numbering
 from fa_verify.ttir.syntax.ir import Op, Type
 
 if TYPE_CHECKING:
@@ -44,11 +45,13 @@ class Facts:
         module: The module.
         arguments: Arguments of its functions, and their names.
         owners: The operation whose region an operation stands in, if any.
+        numbering: Which values are equal.
     """
 
     def __init__(self, module: Module) -> None:
         """Look at a module before any edit."""
         self.module = module
+        self.numbering = Numbering()
         self.arguments = {
             value: value.name.removeprefix("%")
             for function in module.functions.values()

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fa_verify.ttir.mutation.changes import Change
-from fa_verify.ttir.mutation.proofs import neutral, only_rounded_to, same
-from fa_verify.ttir.mutation.rows import never_seen
+from fa_verify.ttir.mutation.proofs import fits, neutral, only_rounded_to, same, same_quotient
+from fa_verify.ttir.mutation.rows import never_seen, never_taken
 from fa_verify.ttir.mutation.surgery import literal, number
 from fa_verify.ttir.ops.choice import parse_number
 from fa_verify.ttir.syntax.ir import Type
@@ -31,6 +31,10 @@ _BINARY = _ORDERED | {
     "arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui", "arith.maxnumf", "arith.minnumf",
     "arith.maximumf", "arith.minimumf",
 }  # fmt: skip
+_LIMITS = frozenset({
+    "arith.maxsi", "arith.minsi", "arith.maxnumf", "arith.minnumf", "arith.maximumf",
+    "arith.minimumf",
+})  # fmt: skip
 _SIGNS = {
     "arith.addi": "+", "arith.addf": "+", "arith.subi": "-", "arith.subf": "-", "arith.muli": "*",
     "arith.mulf": "*", "arith.divsi": "/", "arith.divui": "/", "arith.divf": "/",
@@ -56,7 +60,6 @@ def _shown(op: Op) -> str:
 
 def dropped_operand(op: Op, facts: Facts) -> Iterator[Change]:
     """`a + b` becomes `a`, or `b`; a pointer is not moved on; `-a` becomes `a`."""
-    del facts
     if op.name in _BINARY:
         for index, name in enumerate("ab"):
             kept = op.operands[index]
@@ -65,7 +68,8 @@ def dropped_operand(op: Op, facts: Facts) -> Iterator[Change]:
                 label=f"keep-{name}",
                 says=f"{_shown(op)} is only {name}",
                 apply=partial(_forward, kept),
-                proof=neutral(op, index),
+                proof=neutral(op, index, facts.numbering)
+                or (never_taken(op, index, facts) if op.name in _LIMITS else ""),
             )
     elif op.name == "tt.addptr":
         yield Change(
@@ -89,14 +93,13 @@ def _forward(kept: Value, op: Op, surgery: Surgery) -> None:
 
 def swapped_operands(op: Op, facts: Facts) -> Iterator[Change]:
     """`a - b` becomes `b - a`; the arms of a select change places."""
-    del facts
     if op.name in _ORDERED:
         yield Change(
             operator="swap-operands",
             label="swap",
             says=f"{_shown(op)} is {_shown(op).translate(str.maketrans('ab', 'ba'))}",
             apply=partial(_swap, 0, 1),
-            proof=same(op.operands[0], op.operands[1]),
+            proof=same(op.operands[0], op.operands[1], facts.numbering),
         )
 
 
@@ -108,10 +111,9 @@ def _swap(first: int, second: int, op: Op, surgery: Surgery) -> None:
 
 def select(op: Op, facts: Facts) -> Iterator[Change]:
     """A select always takes one arm, or the wrong one."""
-    del facts
     if op.name != "arith.select":
         return
-    equal = same(op.operands[1], op.operands[2])
+    equal = same(op.operands[1], op.operands[2], facts.numbering)
     for index, name in ((1, "first"), (2, "second")):
         yield Change(
             operator="drop-select",
@@ -209,8 +211,18 @@ def constant(op: Op, facts: Facts) -> Iterator[Change]:
             label=f"operand-{index}",
             says=f"the constant {_plain(old)} is {_plain(new)}",
             apply=partial(_constant, index, new),
-            proof=never_seen(op, facts) if op.name == "tt.load" and index == 2 else "",
+            proof=_unread(op, index, old, new, facts),
         )
+
+
+def _unread(op: Op, index: int, old: object, new: float, facts: Facts) -> str:
+    """Why it does not matter that a constant is another one."""
+    if op.name == "tt.load":
+        return never_seen(op, facts) if index == 2 else ""
+    if op.name not in _LIMITS:
+        return ""
+    looser = new >= float(old) if "min" in op.name else new <= float(old)  # type: ignore[arg-type]
+    return same_quotient(op, index) or (never_taken(op, 1 - index, facts) if looser else "")
 
 
 def _plain(value: object) -> str:
@@ -264,6 +276,7 @@ def cast(op: Op, facts: Facts) -> Iterator[Change]:
             label="32-bit",
             says="64-bit arithmetic is done in 32 bits",
             apply=partial(_through, "arith.trunci", "arith.extsi", "i32"),
+            proof=fits(op.results[0], 32),
         )
 
 

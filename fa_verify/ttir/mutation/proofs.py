@@ -14,9 +14,19 @@ from fa_verify.ttir.ops.tiles import integer
 from fa_verify.ttir.syntax.ir import Type
 
 if TYPE_CHECKING:
+    from fa_verify.ttir.mutation.numbering import Numbering
     from fa_verify.ttir.syntax.ir import Op, Value
 
-__all__ = ["RESHAPING", "always_true", "neutral", "only_rounded_to", "same", "whole_steps"]
+__all__ = [
+    "RESHAPING",
+    "always_true",
+    "fits",
+    "neutral",
+    "only_rounded_to",
+    "same",
+    "same_quotient",
+    "whole_steps",
+]
 
 RESHAPING = frozenset({"tt.splat", "tt.broadcast", "tt.expand_dims"})
 _MOST_PROGRAMS = (1 << 31) - 1  # CUDA C++ Programming Guide, "Technical Specifications"
@@ -38,7 +48,7 @@ _LEFT = {"arith.addi": 0, "arith.muli": 1, "arith.mulf": 1, "arith.ori": 0}
 _IDEMPOTENT = ("andi", "ori", "maxsi", "minsi", "maxui", "minui", "maximumf", "minimumf")
 
 
-def neutral(op: Op, kept: int) -> str:
+def neutral(op: Op, kept: int, numbering: Numbering) -> str:
     """`x + 0`, `x * 1`, `x & true`, `min(x, x)`, a limit that is never reached."""
     dropped = op.operands[1 - kept]
     known = _known(dropped)
@@ -47,7 +57,7 @@ def neutral(op: Op, kept: int) -> str:
         wanted = 1 if dropped.type.scalar == "i1" else -1
     if known is not None and known == wanted:
         return f"{number(dropped)} is neutral in {op.name.partition('.')[2]}"
-    if op.name.partition(".")[2] in _IDEMPOTENT and same(*op.operands):
+    if op.name.partition(".")[2] in _IDEMPOTENT and same(*op.operands, numbering):
         return "both operands are the same"
     if op.name in ("arith.maxsi", "arith.minsi"):
         low, high = interval(op.operands[kept])
@@ -58,11 +68,37 @@ def neutral(op: Op, kept: int) -> str:
     return ""
 
 
-def same(first: Value, second: Value) -> str:
-    """Both are one value, or one constant."""
+def same(first: Value, second: Value, numbering: Numbering) -> str:
+    """Both are computed alike of the same values, or one constant."""
     one = number(first)
-    equal = first is second or (one is not None and one == number(second))
+    equal = numbering.of(first) is numbering.of(second) or (
+        one is not None and one == number(second)
+    )
     return "both operands are the same" if equal else ""
+
+
+def fits(value: Value, bits: int) -> str:
+    """An integer that fits fewer bits, by the ranges of what it is computed from."""
+    low, high = interval(value)
+    limit = 1 << (bits - 1)
+    return f"it lies in {low:g} to {high:g}" if -limit <= low and high < limit else ""
+
+
+def same_quotient(op: Op, index: int) -> str:
+    """The constant limit c of a minimum or maximum is c + 1, and all that is made of it is x // n.
+
+    Only where the limit is taken is the result another: c + 1 for c. Quotients round towards zero.
+    """
+    limit, name = _known(op.operands[index]), op.name
+    if limit is None or name not in ("arith.maxsi", "arith.minsi") or not op.results[0].users:
+        return ""
+    for user in op.results[0].users:
+        by = _known(user.operands[-1])
+        if user.name != "arith.divsi" or user.operands[0] is not op.results[0] or not by:
+            return ""
+        if int(limit / by) != int((limit + 1) / by):
+            return ""
+    return "all that is made of the limit is a quotient, which stays the same"
 
 
 def only_rounded_to(value: Value, scalar: str) -> str:
@@ -150,13 +186,15 @@ _ANYTHING = (-math.inf, math.inf)
 
 
 def interval(value: Value) -> tuple[float, float]:  # noqa: PLR0911 - one an operation
-    """The least and the most that an integer can be; without end where it may wrap."""
+    """The least and the most that an integer can be: anything of its type where it may wrap."""
     known = _known(value)
     if known is not None:
         return known, known
+    limit = float(1 << (value.type.bits - 1))
+    anything = (-limit, limit - 1) if value.type.is_int and value.type.bits > 1 else _ANYTHING
     op = value.producer
     if op is None:
-        return _ANYTHING
+        return anything
     if op.name == "tt.make_range":
         return integer(op, "start"), integer(op, "end") - 1
     if op.name == "tt.get_program_id":
@@ -169,12 +207,7 @@ def interval(value: Value) -> tuple[float, float]:  # noqa: PLR0911 - one an ope
         return choose(a, c), choose(b, d)
     if op.name in ("arith.addi", "arith.muli"):
         (a, b), (c, d) = (interval(x) for x in op.operands)
-        ends = (a + c, b + d)
-        if op.name == "arith.muli":
-            products = [x * y for x in (a, b) for y in (c, d)]
-            ends = (
-                (min(products), max(products)) if all(map(math.isfinite, products)) else _ANYTHING
-            )
-        limit = float(1 << (value.type.bits - 1))
-        return ends if -limit <= ends[0] and ends[1] < limit else _ANYTHING
-    return _ANYTHING
+        products = [x * y for x in (a, b) for y in (c, d)]
+        ends = (a + c, b + d) if op.name == "arith.addi" else (min(products), max(products))
+        return ends if -limit <= ends[0] and ends[1] < limit else anything
+    return anything

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from fa_verify.ttir.mutation.changes import Facts
     from fa_verify.ttir.syntax.ir import Op, Value
 
-__all__ = ["never_seen"]
+__all__ = ["never_seen", "never_taken"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Condition:
-    """A comparison of what lies along one axis (None: the same in the whole tile)."""
+    """A comparison of what lies along one axis (None: the same in the whole tile; `_ALL`: any)."""
 
     relation: str
     left: Value
@@ -33,36 +33,58 @@ class _Condition:
     axis: int | None
 
 
+_ALL = -1  # the axis of a comparison that differs from lane to lane
 _Lanes = frozenset[_Condition]
 _STORES = frozenset({"tt.store", "tt.atomic_rmw"})
 
 
 def never_seen(load: Op, facts: Facts) -> str:
     """What a load's hidden lanes hold never reaches memory, an address or a decision."""
-    hidden, complete = _conditions(load.operands[1])
-    if not complete or not _Spread(load, hidden, facts).contained:
+    hidden, complete = _conditions(load.operands[1], facts)
+    if not complete or not _Spread(load.results[0], hidden, facts).contained:
         return ""
     return "lanes that the mask hides only reach lanes that are never stored"
 
 
-def _conditions(mask: Value) -> tuple[_Lanes, bool]:
+def never_taken(op: Op, kept: int, facts: Facts) -> str:
+    """Where a minimum or maximum is not its operand `kept`, nothing that matters is made of it.
+
+    `where(x < c, f(min(x, c)), g)`: what min(x, c) is where x is not below c never reaches memory.
+    """
+    number = facts.numbering.of
+    one, other = number(op.operands[kept]), number(op.operands[1 - kept])
+    name = op.name.partition(".")[2]
+    relation = "olt" if name.endswith("f") else "slt"  # equal zeros may differ in their sign
+    lesser, greater = (one, other) if name.startswith("min") else (other, one)
+    lanes = frozenset({_Condition(relation, lesser, greater, _ALL)})
+    if not _Spread(op.results[0], lanes, facts).contained:
+        return ""
+    return "where the other operand is taken, another value is chosen afterwards"
+
+
+def _conditions(mask: Value, facts: Facts) -> tuple[_Lanes, bool]:
     """Conditions that all hold where a mask is true, and whether these are all it asks for."""
     op = mask.producer
     if op is None:
         return frozenset(), False
     if op.name == "arith.andi":
-        (a, all_a), (b, all_b) = (_conditions(x) for x in op.operands)
+        (a, all_a), (b, all_b) = (_conditions(x, facts) for x in op.operands)
         return a | b, all_a and all_b
     if op.name in RESHAPING:
-        inner, complete = _conditions(op.operands[0])
+        inner, complete = _conditions(op.operands[0], facts)
         return _moved(op, inner), complete
-    if op.name != "arith.cmpi":
+    if op.name not in ("arith.cmpi", "arith.cmpf"):
         return frozenset(), False
-    (left, axis_a), (right, axis_b) = (_line(x) for x in op.operands)
-    axes = axis_a | axis_b
-    if len(axes) > 1:
-        return frozenset(), False
-    return frozenset({_Condition(op.words[0], left, right, next(iter(axes), None))}), True
+    lines = [_line(x) for x in op.operands]
+    axes = lines[0][1] | lines[1][1]
+    across = op.name == "arith.cmpf" or len(axes) > 1
+    compared = op.operands if across else [value for value, _ in lines]
+    left, right = map(facts.numbering.of, compared)
+    relation = op.words[0]
+    if relation.endswith(("gt", "ge")):
+        relation, left, right = f"{relation[:-2]}l{relation[-1]}", right, left
+    axis = _ALL if across else next(iter(axes), None)
+    return frozenset({_Condition(relation, left, right, axis)}), True
 
 
 def _line(value: Value) -> tuple[Value, frozenset[int]]:
@@ -102,14 +124,14 @@ def _renamed(lanes: _Lanes, rename: object) -> _Lanes:
 
 
 class _Spread:
-    """Follows touched lanes from a load through all that reads it."""
+    """Follows touched lanes from a value through all that reads it."""
 
-    def __init__(self, load: Op, hidden: _Lanes, facts: Facts) -> None:
+    def __init__(self, start: Value, hidden: _Lanes, facts: Facts) -> None:
         self.contained = True
         self._facts = facts
         self._touched: dict[Value, _Lanes] = {}
         self._pending: list[Value] = []
-        self._touch(load.results[0], hidden)
+        self._touch(start, hidden)
         while self._pending and self.contained:
             value = self._pending.pop()
             for user in list(dict.fromkeys(value.users)):
@@ -135,10 +157,13 @@ class _Spread:
         elif op.name == "tt.dot":
             self._multiplied(op)
         elif op.name == "arith.select":
-            shown, _ = _conditions(op.operands[0])
+            shown, _ = _conditions(op.operands[0], self._facts)
             first = self._of(op.operands[1]) - shown
             self._touch(op.results[0], self._of(op.operands[0]) | first | self._of(op.operands[2]))
         elif op.name in RESHAPING or op.name == "tt.trans":
+            if any(x.axis == _ALL for x in lanes):  # compared in another shape
+                self.contained = False
+                return
             self._touch(op.results[0], _moved(op, lanes))
         elif op.name.startswith(("arith.", "math.", "tt.fp_to_fp", "tt.precise")):
             self._touch(op.results[0], lanes)
@@ -149,7 +174,7 @@ class _Spread:
         position = MASK_OPERAND[op.name]
         shown: _Lanes = frozenset()
         if len(op.operands) > position:
-            shown, _ = _conditions(op.operands[position])
+            shown, _ = _conditions(op.operands[position], self._facts)
         only_value = [i for i, x in enumerate(op.operands) if x is value] == [1]
         self.contained &= only_value and lanes <= shown and not any(x.users for x in op.results)
 
@@ -173,11 +198,11 @@ class _Spread:
         if owner is None or owner.name not in ("scf.for", "scf.if"):
             self.contained = False
             return
-        if owner.name == "scf.for" and any(
-            self._facts.inside(owner) & {x.left, x.right} for x in lanes
-        ):  # the next iteration's condition is another
-            self.contained = False
-            return
+        if owner.name == "scf.for":
+            inside, varies = self._facts.inside(owner), self._facts.numbering.varies
+            if any(varies(x.left, inside) or varies(x.right, inside) for x in lanes):
+                self.contained = False  # the next iteration's condition is another
+                return
         for index, operand in enumerate(op.operands):
             if operand is value:
                 self._touch(owner.results[index], lanes)
@@ -186,14 +211,14 @@ class _Spread:
 
     def _summed(self, op: Op, lanes: _Lanes) -> None:
         at = integer(op, "axis")
-        if any(x.axis == at for x in lanes):
+        if any(x.axis in (at, _ALL) for x in lanes):
             self.contained = False
             return
         self._touch(op.results[0], _renamed(lanes, lambda axis: axis - (axis > at)))
 
     def _multiplied(self, op: Op) -> None:
         left, right, start = (self._of(x) for x in op.operands[:3])
-        if any(x.axis == 1 for x in left) or any(x.axis == 0 for x in right):
+        if any(x.axis in (1, _ALL) for x in left) or any(x.axis in (0, _ALL) for x in right):
             self.contained = False
             return
         self._touch(op.results[0], left | right | start)

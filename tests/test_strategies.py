@@ -155,7 +155,7 @@ def test_masks_of_every_kind_are_seen(drawn):
 def test_layouts_of_every_kind_are_seen(drawn):
     for name in ("layout_q", "layout_k", "layout_v", "layout_do"):
         layouts = [getattr(c.problem, name) for c in drawn]
-        assert {"bhsd", "bshd", "bhds", "sbhd", "hbsd"} >= {x.order for x in layouts}
+        assert {"bhsd", "bshd", "bhds", "sbhd", "hbsd", "dbhs"} >= {x.order for x in layouts}
         assert {"bhsd", "bshd", "bhds", "sbhd"} <= {x.order for x in layouts}
         assert any(x.shared_heads for x in layouts)
         assert any(x.offset for x in layouts)
@@ -372,7 +372,12 @@ def in_corner(case, corner):
         "several key heads, each with a group": lambda: p.group > 1 and case.backward,
         "offsets past 2^31 by sequence": lambda: all(far),
         "offsets past 2^31 by head": lambda: all(far),
-        "offsets past 2^31 by row": lambda: all(far),
+        "offsets past 2^31 by row": lambda: (
+            all(far) and all(n % 16 == 1 or n == 64 for n in (p.seqlen_q, p.seqlen_k))
+        ),
+        "offsets past 2^31 by column": lambda: (
+            all(far) and (p.head_dim < 3 or p.layout_q.order[0] == "d")
+        ),
         "a window that hides a key or two": lambda: bands and seen.min() < p.seqlen_k,
         "sums in many parts, of several sequences": lambda: p.batch > 1 and hi.max() == p.seqlen_k,
         "the largest head dims": lambda: p.head_dim == 256 and case.backward and p.batch > 1,
@@ -381,6 +386,7 @@ def in_corner(case, corner):
         "a saturated softcap": lambda: 0 < p.softcap <= 5 and case.values.logits >= 30,
         "a negative scale": lambda: p.scale < 0,
         "a window's ends beside a block": lambda: bands,
+        "a million logits a head": lambda: _area(case) >= LARGE,
         "no query, or no key": lambda: 0 in (p.seqlen_q, p.seqlen_k),
         "more heads than an axis of a grid counts": lambda: p.batch * p.heads_q > 65_535,
     }.get(corner.name, lambda: True)()

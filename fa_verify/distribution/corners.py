@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["CORNERS", "MODEST", "PLAIN", "Corner"]
 
-_FORMS = ("DTYPES", "DOT_PRECISIONS", "HEAD_DIMS", "MASKS", "SOFTCAPS", "LAYOUTS")
+_FORMS = ("DTYPES", "HEAD_DIMS", "MASKS", "SOFTCAPS", "LAYOUTS")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +156,13 @@ CORNERS = (
         tables=(*_BESIDE, ("WINDOWS", ("small",)), ("MASKS", _TWO_SIDED)),
     ),
     Corner(
+        # The last row alone is that far: in its block, or as the one row where the last begins.
         name="offsets past 2^31 by row",
-        tables=_APART,
+        tables=(
+            *(*_HUGE, ("SHAPES", ("small", "medium")), ("HEADS", ((1, 1, 1), (3, 4, 4)))),
+            *(("LENGTH_KINDS", ("beside a block",)), ("SIDES", (1,)), ("BLOCKS", (16, 128))),
+            *(("RELATIONS", ("congruent",)), ("NEARNESS", (0,))),
+        ),
         axis=2,
     ),
     Corner(
@@ -174,29 +179,12 @@ CORNERS = (
         backward=False,
     ),
     Corner(
-        # 16-bit outputs and tf32 hide what a softcap's own rounding loses.
-        name="a softcap in full float32",
-        tables=(
-            *(("SOFTCAPS", (5.0, 15.0, 30.0, 50.0)), ("DTYPES", ("float32",))),
-            *(("DOT_PRECISIONS", ("ieee",)), ("LOGITS", (2.0, 4.0)), ("SCALES", (None,))),
-            *(("QK", ("normal",)), ("V", ("normal",)), ("DO", ("normal",))),
-            ("SHAPES", ("small", "medium")),
-        ),
-        backward=True,
-    ),
-    Corner(
-        # The one row of the last block, whatever the block: its start alone is that far.
-        name="offsets past 2^31 by row, where a block begins",
-        tables=(
-            *(*_HUGE, ("SHAPES", ("medium",)), ("HEADS", ((1, 1, 1), (1, 2, 2)))),
-            *(("LENGTH_KINDS", ("beside a block",)), ("SIDES", (1,)), ("BLOCKS", (128, 256))),
-            *(("RELATIONS", ("congruent",)), ("NEARNESS", (0,))),
-        ),
-        axis=2,
-    ),
-    Corner(
         name="offsets past 2^31 by column",
         tables=_APART,
         axis=3,
+    ),
+    Corner(
+        name="a million logits a head",
+        tables=(("SHAPES", ("large",)),),
     ),
 )

@@ -109,9 +109,7 @@ class _Drawing:
             head_dim=head_dim,
             head_dim_v=head_dim_v,
             dtype=dtype,
-            dot_precision=_at(
-                self._narrowed("DOT_PRECISIONS", space.dot_precisions), self._form.random()
-            )
+            dot_precision=_at(space.dot_precisions, self._form.random())
             if dtype == "float32"
             else "ieee",
             mask=self._mask(seqlen_q, seqlen_k),

@@ -9,7 +9,7 @@ from fa_verify.aspects import pairs
 from fa_verify.distribution.corners import CORNERS, MODEST, PLAIN
 from fa_verify.distribution.drawing import sample
 from fa_verify.distribution.space import Space
-from fa_verify.distribution.tables import CANDIDATES
+from fa_verify.distribution.tables import CANDIDATES, FIRST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ def _corner(index: int, corners: Sequence[Corner]) -> Corner:
     """What the case is drawn from: every second of the first ones lies in a corner."""
     if index < 2 * len(corners) and index % 2:
         return corners[index // 2]
-    return MODEST if index < len(corners) else PLAIN
+    return MODEST if index < FIRST else PLAIN
 
 
 def _corners(space: Space, *, formed: bool) -> list[Corner]:

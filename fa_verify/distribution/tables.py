@@ -12,6 +12,7 @@ MAX_WORK = 6e8
 
 LARGE = 1024 * 1024  # seqlen_q * seqlen_k of the class "large", at the least
 CANDIDATES = 6  # among which each of the first cases is chosen
+FIRST = 17  # cases of a sequence, none of which is large
 INT32 = 1 << 31  # elements that 32 bits count; a "huge" layout's last element lies past them
 MOST_APART = 1024  # of its elements' rows: each takes a page of memory
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from fa_verify import ttir
+from fa_verify.ttir.launch import compiler
 from fa_verify.ttir.mutation.recorder import Recorder
 
 COLUMNS = 21
@@ -37,6 +38,37 @@ def count_kernel(x, y, columns, BLOCK: tl.constexpr):
     for first in range(0, columns // BLOCK * BLOCK, BLOCK):
         total += tl.sum(tl.load(x + first + tl.arange(0, BLOCK)), 0)
     tl.atomic_add(y, total)
+
+
+@triton.jit
+def copy_kernel(x, y, columns, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    loaded = tl.load(x + lanes, mask=lanes < columns, other=0.0)
+    tl.store(y + lanes, loaded, mask=lanes < columns)
+
+
+@triton.jit
+def limits_kernel(x, y, columns, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    start = tl.maximum(columns - 30, 0) // 4 * 4  # 0 for 0 or 1
+    end = tl.minimum(columns + 1, 23) // 4 * 4  # 20 for 23, 24 for 24
+    logits = tl.load(x + start + lanes, mask=start + lanes < end, other=0.0)
+    small = tl.minimum(logits, 0.5)
+    large = tl.maximum(logits, 0.25)
+    logits = tl.where(logits < 0.5, small * 2.0, 1.0) + tl.where(logits < 0.75, 0.75, large)
+    wide = lanes.to(tl.int64) * 3
+    wider = columns.to(tl.int64) * columns
+    tl.store(y + lanes, logits + wide + wider, mask=lanes < columns)
+
+
+@triton.jit
+def columns_kernel(x, y, columns, rows, BLOCK: tl.constexpr, MOVES: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for row in range(rows):
+        first = row if MOVES else 0
+        total += tl.load(x + row * columns + lanes, mask=first + lanes < columns, other=0.0)
+    tl.store(y + lanes, total, mask=lanes < columns)
 
 
 def softmax(alteration, columns=COLUMNS):
@@ -189,3 +221,73 @@ def test_mutants_that_compute_nothing_else_change_no_bit(columns):
     masks = {m for m in recorder.found if m.operator in ("drop-mask", "drop-other")}
     assert len(masks) == 3
     assert bool(masks & alike) == (columns == 32)
+
+
+def limits(alteration):
+    x, y = torch.linspace(-1, 1, 32), torch.zeros(32)
+    with ttir.execute(ttir.Options(alteration=alteration)) as run:
+        limits_kernel[(1,)](x, y, 22, BLOCK=32)
+    return y, run.incidents
+
+
+QUOTIENT = "all that is made of the limit is a quotient, which stays the same"
+CHOSEN = "where the other operand is taken, another value is chosen afterwards"
+
+
+@pytest.mark.parametrize(
+    ("operator", "fields", "proof"),
+    [
+        ("change-constant", {"op": "arith.maxsi"}, QUOTIENT),
+        ("change-constant", {"op": "arith.minsi"}, ""),
+        ("change-constant", {"op": "arith.minnumf"}, CHOSEN),
+        ("drop-operand", {"op": "arith.minnumf", "label": "keep-a"}, CHOSEN),
+        ("drop-operand", {"op": "arith.minnumf", "label": "keep-b"}, ""),
+        ("drop-operand", {"op": "arith.maxnumf", "label": "keep-a"}, ""),
+    ],
+)
+def test_a_limit_that_nothing_is_made_of_may_be_another(operator, fields, proof):
+    found = recorded(limits)
+    mutant = one(found, operator, **fields)
+    assert found[mutant].proofs == {proof}
+    if proof:
+        assert torch.equal(limits(mutant)[0], limits(None)[0])
+
+
+def test_arithmetic_that_fits_32_bits_needs_no_64():
+    found = recorded(limits)
+    proofs = {next(iter(found[m].proofs)) for m in found if m.operator == "drop-cast"}
+    assert proofs == {"it lies in 0 to 93", ""}
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_a_loop_computes_again_is_the_same_where_nothing_in_it_moves(moves):
+    def run(alteration):
+        x, y = torch.randn(3 * COLUMNS), torch.zeros(COLUMNS)
+        with ttir.execute(ttir.Options(alteration=alteration)):
+            columns_kernel[(1,)](x, y, COLUMNS, 3, BLOCK=32, MOVES=moves)
+        return x.view(3, COLUMNS).sum(0), y
+
+    found = recorded(run)
+    mutant = one(found, "drop-other")
+    assert (found[mutant].proofs == {""}) == moves
+    right, y = run(mutant)
+    assert torch.allclose(y, right) != moves
+
+
+def test_a_slip_in_one_line_leaves_the_line_that_computes_the_same_alone(monkeypatch):
+    def copied(alteration, block):
+        x, y = torch.randn(COLUMNS), torch.zeros(COLUMNS)
+        with ttir.execute(ttir.Options(alteration=alteration)) as run:
+            copy_kernel[(1,)](x, y, COLUMNS, BLOCK=block)
+        return {x.kind for x in run.incidents}
+
+    def edges(block):
+        found = recorded(lambda alteration: copied(alteration, block))
+        return [m for m in found if (m.operator, m.label) == ("flip-comparison", "edge")]
+
+    (both,) = edges(32)
+    assert copied(both, 32) == {"out-of-bounds-read", "out-of-bounds-write"}
+    monkeypatch.setattr(compiler, "_apart", [])
+    compiler.keep_apart()
+    apart = [copied(mutant, 64) for mutant in edges(64)]
+    assert sorted(kind for (kind,) in apart) == ["out-of-bounds-read", "out-of-bounds-write"]

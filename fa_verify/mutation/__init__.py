@@ -6,7 +6,6 @@ No source is needed: the defects are put into what Triton compiles, and into its
 from __future__ import annotations
 
 import contextlib
-import functools
 import linecache
 import os
 import random
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from fa_verify.mutation.hunt import Quarry
 
 __all__ = ["mutate"]
+
+_EVERY = 5.0  # seconds between two reports of what is known by then
 
 
 def mutate(
@@ -71,6 +72,9 @@ def mutate(
     hunt = Hunt(kernel, workers, None if budget is None else begin + budget)
     try:
         hunt.survey(chosen(kernel, cases, seed))
+        if not hunt.cases and not hunt.unfit:
+            msg = f"budget={budget:g} s: over before the kernel itself had run; give it more time"
+            raise InvalidInputError(msg)
         if not hunt.cases:
             case, why = hunt.unfit[0]
             msg = f"target={target!r}: passes none of {cases} cases; mend it first: {why} [{case}]"
@@ -82,26 +86,56 @@ def mutate(
             raise InvalidInputError(msg)
         wanted = _wanted(list(hunt.quarries.values()), only, operators, sample, seed)
         console.print(f"{len(wanted)} of {len(hunt.quarries)} mutants on {len(hunt.cases)} cases")
+        report = _Report(folder, console, hunt, wanted, begin)
         with contextlib.suppress(KeyboardInterrupt):  # what is known by then is written
-            hunt.run(wanted, functools.partial(_tell, console, len(hunt.cases)))
+            hunt.run(wanted, report.tell)
     finally:
         hunt.stop()
-    names = {prey.number: str(prey.case) for prey in hunt.cases}
-    outcomes = [_outcome(quarry, names) for quarry in wanted]
-    total = score(outcomes)
-    all_of = "" if len(wanted) == len(hunt.quarries) else f"sampled from {len(hunt.quarries)}, "
-    headline = (
-        f"{100 * total.share:.1f}% of {total.killed + total.survived} mutants of {kernel.name} "
-        f"killed; {total.survived} survived, {total.equivalent} proven equivalent, "
-        f"{total.invalid} invalid ({all_of}{len(hunt.cases)} cases, "
-        f"{time.monotonic() - begin:.0f} s on {workers} workers)"
-    )
-    unfit = [f"{why} [{case}]" for case, why in hunt.unfit]
-    _write(folder, outcomes, table.render(outcomes, headline, unfit))
+    outcomes = report.write()
     _show(console, outcomes, target)
-    console.print(Text(headline))
+    console.print(Text(report.headline(outcomes)))
     console.print(Text(str(folder / "mutation.md"), style="dim"), soft_wrap=True)
-    return int(min_score is not None and 100 * total.share < min_score)
+    return int(min_score is not None and 100 * score(outcomes).share < min_score)
+
+
+class _Report:
+    """What is known of the mutants, told and written while they are tried."""
+
+    def __init__(
+        self, folder: Path, console: Console, hunt: Hunt, wanted: list[Quarry], begin: float
+    ) -> None:
+        self._folder, self._console, self._hunt = folder, console, hunt
+        self._wanted, self._begin = wanted, begin
+        self._next = time.monotonic()
+
+    def tell(self, name: str, left: int) -> None:
+        """Say how many mutants are left, and write the report, every now and then."""
+        if time.monotonic() >= self._next:
+            self._console.print(Text(f"{name}: {left} mutants left", style="dim"))
+            self.write()
+            self._next = time.monotonic() + _EVERY
+
+    def headline(self, outcomes: Sequence[Outcome]) -> str:
+        """The score, and what it was found with."""
+        total, hunt = score(outcomes), self._hunt
+        sampled = len(self._wanted) < len(hunt.quarries)
+        all_of = f"sampled from {len(hunt.quarries)}, " if sampled else ""
+        undone = sum(q.fate is None and not q.parts.keys() <= q.tried for q in self._wanted)
+        over = f"; the time was over before {undone} had met all cases" if undone else ""
+        return (
+            f"{100 * total.share:.1f}% of {total.killed + total.survived} mutants of {hunt.name} "
+            f"killed; {total.survived} survived, {total.equivalent} proven equivalent, "
+            f"{total.invalid} invalid ({all_of}{len(hunt.cases)} cases, "
+            f"{time.monotonic() - self._begin:.0f} s on {hunt.workers} workers{over})"
+        )
+
+    def write(self) -> list[Outcome]:
+        """Write what is known by now."""
+        names = {prey.number: str(prey.case) for prey in self._hunt.cases}
+        outcomes = [_outcome(quarry, names) for quarry in self._wanted]
+        unfit = [f"{why} [{case}]" for case, why in self._hunt.unfit]
+        _write(self._folder, outcomes, table.render(outcomes, self.headline(outcomes), unfit))
+        return outcomes
 
 
 def _kernel(target: str) -> Kernel:
@@ -176,7 +210,7 @@ def _outcome(quarry: Quarry, names: dict[int, str]) -> Outcome:
         fate=kind,
         check=fate.check if fate is not None else "",
         message=message,
-        cases=quarry.tried if kind in ("killed", "invalid") else len(quarry.cases),
+        cases=len(quarry.tried) if kind in ("killed", "invalid") else len(quarry.cases),
         reached=len(quarry.parts),
         changed=len(quarry.changed),
         case="" if quarry.killer is None else names[quarry.killer],
@@ -188,10 +222,6 @@ def _shown(file: str) -> str:
     path = Path(file)
     here = Path.cwd()
     return str(path.relative_to(here)) if file and path.is_relative_to(here) else file
-
-
-def _tell(console: Console, cases: int, name: str, done: int, left: int) -> None:
-    console.print(Text(f"{name} of case {done} of {cases}: {left} mutants left", style="dim"))
 
 
 def _show(console: Console, outcomes: Sequence[Outcome], target: str) -> None:

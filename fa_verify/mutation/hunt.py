@@ -6,9 +6,11 @@ after all cases runs on whole cases under every check, those that run a kernel a
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import multiprocessing
 import time
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import TYPE_CHECKING
 
 import pebble
@@ -17,7 +19,7 @@ from fa_verify.mutation import work
 from fa_verify.mutation.subject import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Future
 
     from fa_verify.backends.base import Setup
@@ -27,9 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Hunt", "Quarry"]
 
+Fates = list[tuple[Fate, float]]
+
 _CHUNK = 16  # mutants tried by one process in a row
 _WHOLES = 16  # cases on which a survivor is tried under all checks
 _MEMORY = 8 << 30
+_PATIENCE = 1.0  # seconds after which it is asked again whether the time is over
 _CASE_SECONDS = 600.0  # a process that is silent for so long is killed
 
 
@@ -44,7 +49,7 @@ class Quarry:
             else: on the others it gives the same bits.
         fate: Its end, if it has come; changed: numbers of the cases that gave other bits.
         killer: Number of the case that ended it.
-        tried: On how many cases it ran; wholes: on how many of them under all checks.
+        tried: Numbers of the cases that it ran on.
         seconds: Spent.
     """
 
@@ -55,8 +60,7 @@ class Quarry:
     fate: Fate | None = None
     killer: int | None = None
     changed: set[int] = dataclasses.field(default_factory=set)
-    tried: int = 0
-    wholes: int = 0
+    tried: set[int] = dataclasses.field(default_factory=set)
     seconds: float = 0.0
 
     def meets(self, number: int, part: int, *, differs: bool) -> None:
@@ -64,6 +68,16 @@ class Quarry:
         self.cases.add(number)
         if differs:
             self.parts.setdefault(number, []).append(part)
+
+    def note(self, fates: Iterable[tuple[Fate, float]], number: int) -> None:
+        """Note what became of it, part by part, on a case."""
+        self.tried.add(number)
+        for fate, seconds in fates:
+            self.seconds += seconds
+            if fate.kind in ("killed", "invalid"):
+                self.fate, self.killer = self.fate or fate, number
+            elif fate.kind == "within":
+                self.changed.add(number)
 
     @property
     def proof(self) -> str:
@@ -80,10 +94,20 @@ class _Prey:
     setup: Setup
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class _Trail:
+    """A mutant, the cases that it is still to be tried on, and whether in a process of its own."""
+
+    quarry: Quarry
+    left: collections.deque[_Prey]
+    alone: bool = False
+
+
 class Hunt:
     """One run.
 
     Attributes:
+        name: Of the kernel; workers: how many processes.
         unfit: Cases on which the kernel itself fails, and how; no mutant is judged by them.
         cases: Cases that mutants are judged by.
         quarries: All mutants that the cases allow, by their ids.
@@ -102,7 +126,8 @@ class Hunt:
         self._pool = pebble.ProcessPool(
             max_workers=workers, context=context, initializer=work.start, initargs=(_MEMORY,)
         )
-        self._kernel, self._workers, self._end = kernel, workers, end
+        self.name, self.workers = kernel.name, workers
+        self._kernel, self._end = kernel, end
         self.unfit: list[tuple[Case, str]] = []
         self.cases: list[_Prey] = []
         self.quarries: dict[str, Quarry] = {}
@@ -118,6 +143,11 @@ class Hunt:
             for case, setup in drawn
         ]
         for number, ((case, setup), future) in enumerate(zip(drawn, started, strict=True)):
+            while not future.done() and not self._late():
+                wait([future], timeout=_PATIENCE)
+            if not future.done():
+                future.cancel()  # type: ignore[no-untyped-call]
+                continue
             failure, parts = _ready(future)
             if failure:
                 self.unfit.append((case, failure))
@@ -135,68 +165,65 @@ class Hunt:
             quarry.found = quarry.found.joined(known)
         return quarry
 
-    def run(self, wanted: Sequence[Quarry], progress: Callable[[str, int, int], None]) -> None:
-        """Try mutants on all cases, then what is left on whole cases.
+    def run(self, wanted: Sequence[Quarry], progress: Callable[[str, int], None]) -> None:
+        """Try mutants on parts of all cases, then what is left on whole cases.
 
         Args:
             wanted: The mutants.
-            progress: Told after each case: which pass, how many cases are done, how many mutants
-                are left.
+            progress: Told after every trial or so: which pass, and how many mutants are left.
         """
-        for name, deep in (("parts", False), ("whole", True)):
-            for done, prey in enumerate(self.cases, 1):
-                left = [q for q in wanted if q.fate is None and prey.number in q.parts]
-                if deep:
-                    left = [q for q in left if not q.proof and q.wholes < _WHOLES]
-                if left and not self._late():
-                    self._try(prey, left, deep=deep)
-                progress(name, done, sum(q.fate is None for q in wanted))
+
+        def tell(name: str) -> None:
+            progress(name, sum(q.fate is None for q in wanted))
+
+        self._follow([self._trail(q) for q in wanted], deep=False, tell=lambda: tell("parts"))
+        left = [q for q in wanted if q.fate is None and not q.proof]
+        self._follow([self._trail(q, _WHOLES) for q in left], deep=True, tell=lambda: tell("whole"))
+
+    def _trail(self, quarry: Quarry, most: int | None = None) -> _Trail:
+        """A mutant and the first cases on which it computes anything else."""
+        meeting = [prey for prey in self.cases if prey.number in quarry.parts]
+        return _Trail(quarry, collections.deque(meeting[:most]))
+
+    def _follow(self, trails: Sequence[_Trail], *, deep: bool, tell: Callable[[], None]) -> None:
+        """Try each mutant on one case after the other, up to its end or that of the time."""
+        ready: dict[int, list[_Trail]] = collections.defaultdict(list)
+        running: dict[Future[Fates], list[_Trail]] = {}
+        _join(ready, trails)
+        while (any(ready.values()) or running) and not self._late():
+            while any(ready.values()) and len(running) < 2 * self.workers:
+                chunk = self._chunk(ready)
+                running[self._schedule(chunk, deep=deep)] = chunk
+            done, _ = wait(running, timeout=_PATIENCE, return_when=FIRST_COMPLETED)
+            for future in done:
+                chunk = running.pop(future)
+                _settle(chunk, future, deep=deep)
+                _join(ready, chunk)
+            tell()
+        for future in running:
+            future.cancel()
 
     def _late(self) -> bool:
         return self._end is not None and time.monotonic() > self._end
 
-    def _try(self, prey: _Prey, left: Sequence[Quarry], *, deep: bool) -> None:
-        size = max(1, min(_CHUNK, -(-len(left) // (2 * self._workers))))
-        chunks = [left[i : i + size] for i in range(0, len(left), size)]
-        started = [(chunk, self._schedule(prey, chunk, deep=deep)) for chunk in chunks]
-        for chunk, future in started:
-            for quarry, fates in self._settled(prey, chunk, future, deep=deep):
-                quarry.wholes += deep
-                quarry.tried += not deep
-                for fate, seconds in fates:
-                    quarry.seconds += seconds
-                    if fate.kind in ("killed", "invalid"):
-                        quarry.fate, quarry.killer = quarry.fate or fate, prey.number
-                    elif fate.kind == "within":
-                        quarry.changed.add(prey.number)
+    def _chunk(self, ready: dict[int, list[_Trail]]) -> list[_Trail]:
+        """Some mutants that are to be tried on the same case: that on which most are."""
+        trails = max(ready.values(), key=len)
+        if trails[-1].alone:
+            return [trails.pop()]
+        size = max(1, min(_CHUNK, len(trails) // (2 * self.workers)))
+        chunk, trails[:] = trails[:size], trails[size:]
+        return chunk
 
-    def _schedule(self, prey: _Prey, chunk: Sequence[Quarry], *, deep: bool) -> Future[object]:
-        tasks = [task for quarry in chunk for task in _tasks(quarry, prey, deep=deep)]
-        future: Future[object] = self._pool.schedule(
+    def _schedule(self, chunk: Sequence[_Trail], *, deep: bool) -> Future[Fates]:
+        prey = chunk[0].left[0]
+        tasks = [(x.quarry.mutant, part) for x in chunk for part in _parts(x, deep=deep)]
+        future: Future[Fates] = self._pool.schedule(
             work.attempt,
             args=(self._kernel.target, str(prey.case), str(prey.setup), tasks),
             timeout=_CASE_SECONDS,
         )
         return future
-
-    def _settled(
-        self, prey: _Prey, chunk: Sequence[Quarry], future: Future[object], *, deep: bool
-    ) -> Iterator[tuple[Quarry, list[tuple[Fate, float]]]]:
-        """The fates of a chunk; where its process died, of each mutant in a process of its own."""
-        try:
-            fates = iter(future.result())  # type: ignore[call-overload]
-        except (TimeoutError, pebble.ProcessExpired) as error:
-            if len(chunk) == 1:
-                check = "timeout" if isinstance(error, TimeoutError) else "crash"
-                died = Fate(kind="killed", check=check, message="the worker process died")
-                yield chunk[0], [(died, 0.0)]
-                return
-            for quarry in chunk:
-                alone = self._schedule(prey, (quarry,), deep=deep)
-                yield from self._settled(prey, (quarry,), alone, deep=deep)
-            return
-        for quarry in chunk:
-            yield quarry, [next(fates) for _ in _tasks(quarry, prey, deep=deep)]
 
     def stop(self) -> None:
         """End the processes."""
@@ -204,9 +231,32 @@ class Hunt:
         self._pool.join()
 
 
-def _tasks(quarry: Quarry, prey: _Prey, *, deep: bool) -> list[tuple[AnyMutant, int | None]]:
-    parts: list[int | None] = [None] if deep else [*quarry.parts[prey.number]]
-    return [(quarry.mutant, part) for part in parts]
+def _join(ready: dict[int, list[_Trail]], trails: Iterable[_Trail]) -> None:
+    """Let mutants wait for the next case of each, if there is one and they still live."""
+    for trail in trails:
+        if trail.left and trail.quarry.fate is None:
+            ready[trail.left[0].number].append(trail)
+
+
+def _parts(trail: _Trail, *, deep: bool) -> list[int | None]:
+    return [None] if deep else [*trail.quarry.parts[trail.left[0].number]]
+
+
+def _settle(chunk: Sequence[_Trail], future: Future[Fates], *, deep: bool) -> None:
+    """Note fates; where the process died, each mutant is to be tried in a process of its own."""
+    try:
+        fates = iter(future.result())
+    except (TimeoutError, pebble.ProcessExpired) as error:
+        if len(chunk) > 1:
+            for trail in chunk:
+                trail.alone = True
+            return
+        check = "timeout" if isinstance(error, TimeoutError) else "crash"
+        died = Fate(kind="killed", check=check, message="the worker process died")
+        fates = iter([(died, 0.0)] * len(_parts(chunk[0], deep=deep)))
+    for trail in chunk:
+        mine = [next(fates) for _ in _parts(trail, deep=deep)]
+        trail.quarry.note(mine, trail.left.popleft().number)
 
 
 def _ready(future: Future[work.Ready]) -> work.Ready:

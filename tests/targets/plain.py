@@ -2,7 +2,7 @@
 
 import torch
 
-from fa_verify import Capabilities, Grads, Kernel, Outputs, reference
+from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, reference
 
 
 def _forward(problem, q, k, v):
@@ -42,4 +42,5 @@ right = Kernel(
         window=True,
         softcap=True,
     ),
+    arithmetic=Arithmetic(delta_from_stored_o=False),
 )

@@ -57,7 +57,7 @@ def neutral(op: Op, kept: int, numbering: Numbering) -> str:
         wanted = 1 if dropped.type.scalar == "i1" else -1
     if known is not None and known == wanted:
         return f"{number(dropped)} is neutral in {op.name.partition('.')[2]}"
-    if op.name.partition(".")[2] in _IDEMPOTENT and same(*op.operands, numbering):
+    if op.name.partition(".")[2] in _IDEMPOTENT and same(op.operands[0], op.operands[1], numbering):
         return "both operands are the same"
     if op.name in ("arith.maxsi", "arith.minsi"):
         low, high = interval(op.operands[kept])

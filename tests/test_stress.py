@@ -271,6 +271,14 @@ def test_a_workspace_that_two_streams_share_is_seen_beside_a_twin():
     assert failures[0].diagnosis.startswith("launches on two streams share memory")
 
 
+def test_nothing_is_said_of_the_spread_where_dq_may_overflow():
+    case = "pass=bwd s=24x40 d=16 dtype=float16 v.values=near-max do.values=near-max seed=3"
+    subject = trial(case=case)
+    overflow = subject.backward_bounds[0].overflow_ok
+    assert overflow.any()
+    assert subject.dq_spread[overflow].isinf().all()
+
+
 def test_the_spread_is_that_of_the_declared_dtype_and_bound_by_the_bound():
     subject = trial()
     x, outputs = subject.pristine, subject.execution.outputs

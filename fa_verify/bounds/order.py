@@ -68,4 +68,5 @@ def dq_spread(  # noqa: PLR0917 -- the operands of attention, in their usual ord
     blocks = model.blocks(problem.seqlen_k)
     terms.mul_(2 * SLACK * (blocks + 3) * U).add_(2 * blocks * FLUSH * (1.0 + model.scale))
     spread = terms.reshape(problem.shape_q).nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    return spread + 2 * FORMATS[problem.dtype].half_ulp(dq.reference.abs() + dq.det)
+    spread = spread + 2 * FORMATS[problem.dtype].half_ulp(dq.reference.abs() + dq.det)
+    return spread if dq.overflow_ok is None else spread.masked_fill_(dq.overflow_ok, torch.inf)

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Listener", "Plan", "drawn", "further", "replay", "run"]
 
-# Cases drawn from one seed; the next shard's seed follows from the run's. A multiple of 2, 3, 4, 6
-# and 8, so that on CUDA a form meets one configuration only.
+# Cases drawn from one seed; the next shard's seed follows from the run's. Whole turns of
+# `_CUDA_FORMS`.
 _SHARD = 96
 _MOST_ALIKE = 2  # other failing cases that a cause must explain as well
 _CONFIGS = 840  # a multiple of every number of configurations up to 8
@@ -49,10 +49,10 @@ _CONFIGS = 840  # a multiple of every number of configurations up to 8
 # draws of them: a form takes some seven seconds to compile, with the variants that lengths and
 # reruns make of it, a case that needs no compiling some hundredths (docs/cuda.md). Another seed of
 # the run draws other forms.
-_CUDA_FORMS = 24
-_SHARDS_OF_FORMS = 200
-# One case in so many is stressed, with `_RUNS` further runs. It has the divisor 8 in common with
-# `_CUDA_FORMS`, so that the forms that are compiled for every configuration are an eighth of all;
+_CUDA_FORMS = 12
+_SHARDS_OF_FORMS = 250
+# One case in so many is stressed, with `_RUNS` further runs. It has the divisor 4 in common with
+# `_CUDA_FORMS`, so that the forms that are compiled for every configuration are a quarter of all;
 # another seed takes others.
 _STRESSED = 16
 _RUNS = 12
@@ -331,15 +331,16 @@ def _setup(plan: Plan, index: int) -> Setup:
     """A configuration for each case, modulo how many the kernel turns out to have.
 
     On the CPU it is scattered: the classes of shape follow the index too, and a configuration must
-    meet them all. On CUDA a form meets one configuration only (`_SHARD`).
+    meet them all. On CUDA a form meets one configuration only, whose kernels are compiled once.
     """
     chosen = plan.long or (index + plan.seed) % _STRESSED == 0
     stress = _RUNS if plan.stress and chosen else 0
     if plan.backend == "cuda":
         turn, form = divmod(index, _CUDA_FORMS)
+        block = index // (_SHARD * _SHARDS_OF_FORMS)
         return Setup(
             backend="cuda",
-            config=index,
+            config=form + block,
             float_model="hardware",
             fence=in_turn(plan.fence, form, turn),
             stress=stress,

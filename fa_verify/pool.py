@@ -109,7 +109,7 @@ class Pool:
             return
         for kernel, case, setup in items:
             self._spare.schedule(
-                worker.run,
+                worker.compile_ahead,
                 args=(kernel.target, str(case), str(setup)),
                 timeout=self._timeout + _GRACE,
             )

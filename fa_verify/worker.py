@@ -19,7 +19,7 @@ from fa_verify import loader
 from fa_verify.backends import cards, make, sharing
 from fa_verify.backends.base import FAULT, Setup
 from fa_verify.case import Case
-from fa_verify.inputs import materialise
+from fa_verify.inputs import duplicate, materialise
 from fa_verify.spool import Spool
 from fa_verify.verdict import Verdict
 from fa_verify.verify import verify
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fa_verify.kernel import Kernel
     from fa_verify.record import CaseRecord
 
-__all__ = ["run", "run_together", "start"]
+__all__ = ["compile_ahead", "run", "run_together", "start"]
 
 _LIMITS: dict[str, float] = {}
 _SPOOL = [Spool(None)]
@@ -115,6 +115,14 @@ def run(
     if record.verdict == Verdict.ERROR and parsed.backend == "cuda":
         _leave_if_dead()
     return record
+
+
+def compile_ahead(target: str, case: str, setup: str) -> None:
+    """Run the kernel on one case, whatever comes of it: what was compiled is in Triton's cache."""
+    parsed, how = Case.parse(case), Setup.parse(setup)
+    kernel, backend = _kernel(target), _backend(how.backend)
+    inputs = duplicate(materialise(parsed), backend.device)
+    backend.run(kernel, parsed.problem, inputs, how, backward=parsed.backward)
 
 
 def run_together(target: str, items: Sequence[tuple[str, str]]) -> list[CaseRecord]:

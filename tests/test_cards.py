@@ -217,3 +217,18 @@ def test_a_worker_gets_several_cases_of_one_kernel_but_long_ones_alone():
         [("flash", 0)],
         [("flash_atomic", 0)] * 2,
     ]
+
+
+def test_a_run_on_a_card_compiles_few_forms_each_in_one_configuration():
+    (kernel,) = loader.load("kernels/flash_attention.py:flash")
+    plan = campaign.Plan(backend="cuda", cases=2 * 96)
+    drawn = list(campaign.drawn(kernel, plan))
+    forms = {}
+    for case, setup in drawn:
+        p = case.problem
+        form = (p.head_dim, p.head_dim_v, p.dtype, p.dot_precision, p.softcap, p.mask.causal)
+        forms.setdefault(form, set()).add(setup.config)
+    assert 6 <= len(forms) <= 12
+    assert sorted(config for configs in forms.values() for config in configs) == list(range(12))
+    other = campaign.drawn(kernel, campaign.Plan(backend="cuda", cases=12, seed=1))
+    assert {case.problem.head_dim for case, _ in other} != {c.problem.head_dim for c, _ in drawn}

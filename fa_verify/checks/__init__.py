@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALL",
+    "FURTHER",
     "WHOLE",
     "WITHIN",
     "Check",
@@ -52,4 +53,7 @@ WITHIN: tuple[Check, ...] = (
 )
 """Those that judge each sequence and head by itself."""
 
-ALL: tuple[Check, ...] = (*WHOLE, *WITHIN, reruns.check, stress.check)
+FURTHER: tuple[Check, ...] = (reruns.check, stress.check)
+"""Those that run the kernel again."""
+
+ALL: tuple[Check, ...] = (*WHOLE, *WITHIN, *FURTHER)

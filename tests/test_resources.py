@@ -123,6 +123,16 @@ def test_a_launcher_that_looks_at_results_finds_them(builds):
 
 
 @pytest.mark.slow
+def test_launchers_find_the_chip_that_they_are_compiled_for(builds):
+    rows = {chip: builds["asks", chip, 0].config for chip in ("sm_80", "sm_90", "gfx942")}
+    assert rows == {
+        "sm_80": "M=32 N=64 K=64",
+        "sm_90": "M=64 N=64 K=64",
+        "gfx942": "M=16 N=64 K=64",
+    }
+
+
+@pytest.mark.slow
 def test_a_second_run_compiles_nothing_and_compares_with_the_first(folder, tmp_path):
     options = ("--arch", "sm_90", "--cases", "1", "-n", "1", "--cache", str(folder / "cache"))
     target = f"{TARGETS}:modest"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
+from triton.backends.compiler import GPUTarget
+
 from fa_verify.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -40,9 +42,11 @@ class Chip:
         return self.name.startswith("gfx")
 
     @property
-    def capability(self) -> tuple[int, int]:
-        """CUDA's (major, minor) of an NVIDIA chip."""
-        return divmod(int(self.name.removeprefix("sm_")), 10)
+    def target(self) -> GPUTarget:
+        """As Triton has it: CDNA's waves have 64 lanes."""
+        if self.amd:
+            return GPUTarget("hip", self.name, 64)
+        return GPUTarget("cuda", int(self.name.removeprefix("sm_")), 32)
 
 
 # NVIDIA: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 import triton
 from triton import knobs
 from triton._C.libtriton import get_cache_invalidating_env_vars
-from triton.backends.compiler import GPUTarget
 from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -72,7 +71,6 @@ def key(kernel: Captured, chip: Chip) -> str:
 
 def compiled(kernel: Captured, chip: Chip) -> Usage:
     """Compile; what does not compile is an answer too."""
-    target = GPUTarget("hip", chip.name, 64) if chip.amd else GPUTarget("cuda", _arch(chip), 32)
     said = io.StringIO()
     with tempfile.TemporaryFile() as complaints, _heard(complaints.fileno()):
         try:
@@ -83,7 +81,7 @@ def compiled(kernel: Captured, chip: Chip) -> Usage:
             ):
                 knobs.nvidia.dump_ptxas_log = True
                 knobs.compilation.always_compile = True  # what is cached has no log
-                result = triton.compile(kernel.source, target=target, options=kernel.options)
+                result = triton.compile(kernel.source, target=chip.target, options=kernel.options)
         except Exception as error:  # noqa: BLE001 - whatever a compiler raises is the answer
             complaints.seek(0)
             told = complaints.read().decode(errors="replace")
@@ -157,11 +155,6 @@ def _dots(ttir: str) -> dict[str, int]:
         found[f"f32 {precision}" if match["type"] == "f32" else match["type"]] += 1
     found["scaled"] += ttir.count("tt.dot_scaled ")
     return {name: count for name, count in sorted(found.items()) if count}
-
-
-def _arch(chip: Chip) -> int:
-    major, minor = chip.capability
-    return 10 * major + minor
 
 
 def words(error: BaseException, complaints: str = "") -> str:

@@ -48,14 +48,10 @@ class Looked:
 
 
 def start(chip: str) -> None:
-    """Prepare the process: launchers find the chip that they are to choose for, and no other.
-
-    For an AMD chip they find a Hopper: torch and Triton without ROCm cannot pass for it.
-    """
+    """Prepare the process: launchers find the chip that they are to choose for, and no other."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     worker.start(0.0, 0, cap=False)
-    if not CHIPS[chip].amd:
-        hopper.become(*CHIPS[chip].capability, CHIPS[chip].shared)
+    hopper.become(CHIPS[chip].target, CHIPS[chip].shared)
 
 
 def look(target: str, case: str, chip: str) -> Looked:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from triton.compiler import compiler
+
 from fa_verify.ttir.launch.autotune import pinned
-from fa_verify.ttir.launch.compiler import Compiler
 from fa_verify.ttir.launch.driver import Launcher
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def captured(index: int, configs: dict[str, int], *, run: bool = False) -> Itera
 def _asked(metadata: Any) -> dict[str, Any]:
     """The options of a compiled kernel that are not what its backend takes by default."""
     given = metadata._asdict()
-    default = Compiler(metadata.target).parse_options({})
+    default = compiler.make_backend(metadata.target).parse_options({})
     plain = json.loads(json.dumps(default.__dict__, default=vars))  # as metadata went through JSON
     return {
         name: _hashable(given[name])

@@ -30,7 +30,7 @@ origin: contextvars.ContextVar[str] = contextvars.ContextVar("origin", default="
 # Kernels are compiled with each expression of their source as operations of its own.
 _apart: list[bool] = []
 
-_VERSION = "3"  # of the TTIR we ask for: part of the key of Triton's disk cache
+VERSION = "3"  # of the TTIR we ask for: part of the key of Triton's disk cache
 CAPABILITY = 90
 _ENTRY = re.compile(r"tt\.func public @([\w$.]+|\"[^\"]*\")")
 
@@ -82,7 +82,7 @@ class Compiler(CUDABackend):  # type: ignore[misc]
         a copy of a kernel must not be shown as the file that it was copied from.
         """
         kind = "apart" if _apart else "ttir"
-        return f"fa_verify-{kind}-{_VERSION}-{CAPABILITY}-{origin.get()}"
+        return f"fa_verify-{kind}-{VERSION}-{CAPABILITY}-{origin.get()}"
 
     def parse_options(self, opts: dict[str, Any]) -> Any:
         """Options as the NVIDIA backend reads them; FMA contraction does not exist in TTIR."""
@@ -99,15 +99,16 @@ class Compiler(CUDABackend):  # type: ignore[misc]
             with patch.object(passes.common, "add_cse", _nothing) if _apart else nullcontext():
                 return str(self.make_ttir(module, metadata, options, CAPABILITY))
 
-        def make_tile(ttir: Any, metadata: dict[str, Any]) -> bytes:
-            """A module instead of text is what was compiled from a file of TTIR."""
-            text = str(ttir)
-            match = _ENTRY.search(text)
-            metadata["name"] = match[1].strip('"') if match else ""
-            metadata["shared"] = 1  # a byte: nothing is allocated, but launchers divide by it
-            metadata["ttir_hash"] = hashlib.sha256(text.encode()).hexdigest()[:16]
-            return text.encode()
-
         stages["ttir"] = make_ttir
         # Triton wants the last stage's result as bytes; asm["ttir"] stays text, as everywhere.
-        stages["tile"] = make_tile
+        stages["tile"] = tile
+
+
+def tile(ttir: Any, metadata: dict[str, Any]) -> bytes:
+    """The last stage; a module instead of text is what was compiled from a file of TTIR."""
+    text = str(ttir)
+    match = _ENTRY.search(text)
+    metadata["name"] = match[1].strip('"') if match else ""
+    metadata["shared"] = 1  # a byte: nothing is allocated, but launchers divide by it
+    metadata["ttir_hash"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return text.encode()

@@ -7,18 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.compiler.compiler import CompiledKernel
 
 from fa_verify.ttir.engine.program import TensorDescriptorArgument, edited, program_for
-from fa_verify.ttir.launch import session
-from fa_verify.ttir.launch.hopper import PROPERTIES, capability
+from fa_verify.ttir.launch import hopper, session
+from fa_verify.ttir.launch.hopper import PROPERTIES
 from fa_verify.ttir.sanitizer import births, wraps
 from fa_verify.ttir.sanitizer.orders import Orders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from triton.backends.compiler import GPUTarget
 
     from fa_verify.ttir.engine.program import Program
     from fa_verify.ttir.options import Options
@@ -215,7 +216,7 @@ class Driver(DriverBase):  # type: ignore[misc]
 
     def get_current_target(self) -> GPUTarget:
         """Return the target kernels are compiled for."""
-        return GPUTarget("cuda", capability(), 32)
+        return hopper.target()
 
     def get_active_torch_device(self) -> torch.device:
         """Return where tensors are to be."""
@@ -236,7 +237,7 @@ class Driver(DriverBase):  # type: ignore[misc]
     def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
         """Return our chip's."""
         del device
-        return divmod(capability(), 10)
+        return hopper.capability()
 
     def get_device_interface(self) -> Any:
         """Return torch.cuda, which answers for us while we are active."""

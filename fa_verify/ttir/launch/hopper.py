@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from triton.backends.compiler import GPUTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -237,23 +238,45 @@ def _replaced() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 _REPLACED = list(_replaced())
 
 
-def capability() -> int:
-    """As Triton's targets have it: 90 for (9, 0)."""
-    return int(10 * _TORCH_PROPERTIES.major + _TORCH_PROPERTIES.minor)
+_TARGETS = [GPUTarget("cuda", 90, 32)]
 
 
-def become(major: int, minor: int, shared: int) -> None:
-    """Have another chip's capability and shared memory for the rest of the process.
+def target() -> GPUTarget:
+    """What Triton is to compile for."""
+    return _TARGETS[-1]
+
+
+def capability() -> tuple[int, int]:
+    """As torch.cuda has it."""
+    return _TORCH_PROPERTIES.major, _TORCH_PROPERTIES.minor
+
+
+def become(chip: GPUTarget, shared: int) -> None:
+    """Answer as another chip for the rest of the process.
 
     For whoever only wants to know what is launched there: numbers stay those of a Hopper.
+
+    Args:
+        chip: Its target.
+        shared: Bytes of shared memory that a program may have.
     """
-    _TORCH_PROPERTIES.major, _TORCH_PROPERTIES.minor = major, minor
-    PROPERTIES["max_shared_mem"] = _TORCH_PROPERTIES.shared_memory_per_block_optin = shared
-    for _, answers in _REPLACED:
+    _TARGETS.append(chip)
+    amd = chip.backend == "hip"
+    # ROCm's torch takes the first two digits of gfx942 for a capability.
+    major, minor = (int(chip.arch[3]), int(chip.arch[4])) if amd else divmod(chip.arch, 10)
+    properties = _TORCH_PROPERTIES
+    properties.major, properties.minor, properties.warp_size = major, minor, chip.warp_size
+    properties.shared_memory_per_block_optin = PROPERTIES["max_shared_mem"] = shared
+    PROPERTIES["warpSize"] = chip.warp_size
+    if amd:
+        properties.gcnArchName = chip.arch
+    for names, answers in _REPLACED:
         if "get_device_capability" in answers:
             answers["get_device_capability"] = _always((major, minor))
         if "get_arch_list" in answers:
-            answers["get_arch_list"] = _always([f"sm_{major}{minor}"])
+            answers["get_arch_list"] = _always([chip.arch if amd else f"sm_{chip.arch}"])
+        if names is vars(torch.version) and amd:
+            answers |= {"cuda": None, "hip": "6.4"}
 
 
 @contextmanager

@@ -159,16 +159,23 @@ def available() -> bool:
 @contextmanager
 def activated() -> Iterator[None]:
     """Let kernel modules be imported without a GPU: driver, backends, torch.cuda's answers."""
-    # These import Triton's NVIDIA backend and this module.
+    # These import Triton's backends and this module.
     from fa_verify.ttir.launch.artefacts import on_demand  # noqa: PLC0415
     from fa_verify.ttir.launch.compiler import Compiler, installation  # noqa: PLC0415
     from fa_verify.ttir.launch.driver import Driver  # noqa: PLC0415
+    from fa_verify.ttir.launch.rocm import RocmCompiler  # noqa: PLC0415
 
     backends = triton.backends.backends
     saved, saved_driver = dict(backends), active_driver._active  # noqa: SLF001
     try:
-        backends.pop("nvidia", None)  # whose targets are ours now
-        backends["fa_verify"] = triton.backends.Backend(compiler=Compiler, driver=Driver)
+        # Their targets are ours now.
+        if hopper.target().backend == "cuda":
+            del backends["nvidia"]
+            compiler: Any = Compiler
+        else:
+            del backends["amd"]
+            compiler = RocmCompiler
+        backends["fa_verify"] = triton.backends.Backend(compiler=compiler, driver=Driver)
         active_driver.set_active(Driver())
         keyed = patch.object(cache, "triton_key", installation)
         with hopper.answering(), keyed, on_demand():

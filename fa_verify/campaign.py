@@ -450,7 +450,7 @@ def _shrink(
     if found:
         shrink(case, fails, capabilities=kernel.takes, max_seconds=plan.shrink_seconds)
     if "crash" in {failure.check for failure in best.failures}:
-        where = located(pool, kernel, best, seconds=plan.shrink_seconds)
+        where = located(pool, kernel, best)
         return Shrunk(original=record.case, record=where)
     explained = run(Case.parse(best.case), search=found, explain=True)
     return Shrunk(original=record.case, record=explained if explained.failures else best)
@@ -470,6 +470,6 @@ def replay(kernel: Kernel, case: Case, setup: Setup, plan: Plan, *, drawn: bool)
     try:
         future = pool.submit(kernel, case, setup, search=not drawn, explain=True)
         record = pool.result(future, kernel, case, setup)
-        return located(pool, kernel, record, seconds=plan.shrink_seconds)
+        return located(pool, kernel, record)
     finally:
         pool.stop()

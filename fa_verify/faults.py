@@ -35,9 +35,12 @@ __all__ = ["located"]
 # last that faults and the first that does not, down to the 16 bytes of an aligned base.
 _DISTANCES = tuple(1 << bits for bits in range(6, 27, 4))
 _AT_ONCE = 4
+_SECONDS = 40.0  # a fault costs one to three of them, and there are about 25 to provoke
 
 
-def located(pool: Pool, kernel: Kernel, record: CaseRecord, *, seconds: float) -> CaseRecord:
+def located(
+    pool: Pool, kernel: Kernel, record: CaseRecord, *, seconds: float = _SECONDS
+) -> CaseRecord:
     """The record of a fault with the argument and the element, as far as they can be found.
 
     Args:

@@ -8,6 +8,8 @@ from fa_verify import campaign, loader
 from fa_verify.backends.base import Setup
 from fa_verify.backends.fences.fence import Fence
 
+FORMS = campaign._CUDA_FORMS
+
 
 def fences(mode, cases):
     (kernel,) = loader.load("tests/targets/plain.py:right")
@@ -17,11 +19,11 @@ def fences(mode, cases):
 
 def test_every_form_meets_a_page_at_both_ends_and_one_alignment():
     met = collections.defaultdict(set)
-    for index, fence in enumerate(fences("page", 2 * 96)):
-        met[index % 96].add((fence.start, fence.flush))
+    for index, fence in enumerate(fences("page", 2 * FORMS)):
+        met[index % FORMS].add((fence.start, fence.flush))
     assert all({start for start, _ in seen} == {False, True} for seen in met.values())
     assert all(len({flush for _, flush in seen}) == 1 for seen in met.values())
-    assert sum(flush for seen in met.values() for _, flush in seen) == 2 * 96 // 8
+    assert sum(flush for seen in met.values() for _, flush in seen) == 2 * FORMS // 8
 
 
 @pytest.mark.parametrize("mode", ["off", "poison"])

@@ -181,8 +181,11 @@ GOOD = Usage(registers=100, shared=1000, matrix={"wgmma": 4}, dots={"f16": 1})
         ({"spill_loads": 8}, "bytes spilled 0 -> 8"),
         ({"matrix": {}}, "4 wgmma instructions -> none"),
         ({"matrix": {"mma": 64}}, "4 wgmma instructions -> none"),
-        ({"shared": 300_000}, "shared memory 1000 -> 300000, sm_90 has 232448"),
-        ({"error": "no"}, "compiled in the baseline"),
+        (
+            {"shared": 300_000},
+            "could run in the baseline: 300000 bytes of shared memory, sm_90 has 232448",
+        ),
+        ({"error": "no"}, "could run in the baseline: no"),
     ],
 )
 def test_a_regression_fails_and_an_improvement_does_not(worse, said):
@@ -207,6 +210,15 @@ def test_a_configuration_counts_as_fitting_only_if_all_that_it_launches_fits():
     assert [b.fails for b in findings.judge(both, findings.Limits())] == [False, True, True]
     third = [*both, build(GOOD, form="d", index=2)]
     assert not any(b.fails for b in findings.judge(third, findings.Limits()))
+
+
+def test_of_what_cannot_run_only_that_is_said():
+    stub = Usage(registers=4, shared=1000, columns=576, dots={"f16": 1})
+    fits = build(GOOD, form="fits", index=1, chip="sm_100")
+    pair = [build(stub, chip="sm_100"), fits]
+    first, second = findings.judge(pair, findings.Limits(tensor_cores=True, registers=100))
+    assert kinds(first) == {("does not fit", False)}
+    assert kinds(second) == set()
 
 
 def test_tf32_that_the_kernel_does_not_ask_for_is_told_and_tf32x3_is_not_tf32():

@@ -234,6 +234,9 @@ def test_a_finding_is_a_failure_in_every_report(tmp_path, fake):
     replays = [x["replay"] for x in lines if "sanitizer=memcheck" in x.get("setup", "")]
     assert len(replays) == 2
     assert all("sanitizer=memcheck" in replay for replay in replays)
+    again = tmp_path / "again"
+    assert run("report", str(tmp_path), "-o", str(again))[0] == 0
+    assert (again / "report.md").read_text() == (tmp_path / "report.md").read_text()
 
 
 def test_a_right_kernel_passes_and_says_what_watched_it(tmp_path, fake):

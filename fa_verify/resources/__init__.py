@@ -73,21 +73,20 @@ def resources(
     known = read(baseline) if baseline is not None else ()
     kernels = {kernel.target: kernel for target in targets for kernel in loader.load(target)}
     farm = Farm(workers or len(os.sched_getaffinity(0)), timeout, cache)
-    for chip in chips.parse(arch):
-        farm.run(
-            chip,
-            [
-                (kernel, case)
-                for kernel in kernels.values()
-                for case in distribution.few(
-                    kernel.takes,
-                    cases,
-                    seed,
-                    dtype=dtype,
-                    backward=None if kernel.backward is not None else False,
-                )
-            ],
+    wanted = chips.parse(arch)
+    pairs = [
+        (kernel, case)
+        for kernel in kernels.values()
+        for case in distribution.few(
+            kernel.takes,
+            cases,
+            seed,
+            dtype=dtype,
+            backward=None if kernel.backward is not None else False,
         )
+    ]
+    for chip in wanted:
+        farm.run(chip, pairs)
     builds = findings.judge(farm.builds, limits, known)
     write(folder / "resources.jsonl", builds, farm.refusals)
     if save is not None:

@@ -19,7 +19,7 @@ from fa_verify.verdict import Verdict
 from fa_verify.verify import replay_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fa_verify.case import Case
     from fa_verify.kernel import Kernel
@@ -69,45 +69,40 @@ class Listener(Protocol):
 
 def run(kernels: Sequence[Kernel], plan: Plan, listener: Listener) -> None:
     """Try the tools on planted faults, then run the sample under those that see them."""
-    with ThreadPoolExecutor(plan.workers) as threads:
-        refused = dict(
-            zip(
-                plan.tools,
-                threads.map(lambda name: session.probe(TOOLS[name], plan.timeout), plan.tools),
-                strict=True,
-            )
-        )
-        chosen = {
-            kernel.target: distribution.few(
-                kernel.takes,
-                plan.cases,
-                plan.seed,
-                dtype=plan.dtype,
-                backward=None if kernel.backward is not None else False,
-                most=_WORK,
-            )
-            for kernel in kernels
-        }
+    threads = ThreadPoolExecutor(plan.workers)
+    try:
+        probed = threads.map(lambda name: session.probe(TOOLS[name], plan.timeout), plan.tools)
+        refused = dict(zip(plan.tools, probed, strict=True))
+        usable = [name for name in plan.tools if not refused[name]]
         started = {
-            threads.submit(_session, kernel, case, _setup(name, index), plan.timeout): (
-                kernel, case, _setup(name, index),
-            )
-            for name in plan.tools
-            if not refused[name]
+            threads.submit(_session, kernel, case, setup, plan.timeout): (kernel, case, setup)
             for kernel in kernels
-            for index, case in enumerate(chosen[kernel.target])
-        }  # fmt: skip
+            for case, setup in _chosen(kernel, plan, usable)
+        }
         ended: collections.defaultdict[tuple[str, str], list[Session]]
         ended = collections.defaultdict(list)
         for future in as_completed(started):
-            kernel, case, setup = started[future]
-            ended[kernel.target, setup.sanitizer].append(future.result())
-            if future.result().findings:
-                listener.record(_record(kernel, case, setup, future.result()))
+            (kernel, case, setup), found = started[future], future.result()
+            ended[kernel.target, setup.sanitizer].append(found)
+            if found.findings:
+                listener.record(_record(kernel, case, setup, found))
+    finally:
+        threads.shutdown(cancel_futures=True)  # an interrupt begins nothing more
     for kernel in kernels:
         for name in plan.tools:
             sessions = ended[kernel.target, name]
             listener.write(_summary(kernel, name, sessions, refused[name]))
+
+
+def _chosen(kernel: Kernel, plan: Plan, tools: Sequence[str]) -> Iterator[tuple[Case, Setup]]:
+    """Each case under each tool; configurations take turns."""
+    backward = None if kernel.backward is not None else False
+    cases = distribution.few(
+        kernel.takes, plan.cases, plan.seed, dtype=plan.dtype, backward=backward, most=_WORK
+    )
+    for index, case in enumerate(cases):
+        for name in tools:
+            yield case, Setup(backend="cuda", config=index, float_model="hardware", sanitizer=name)
 
 
 def one(kernel: Kernel, case: Case, setup: Setup, timeout: float) -> list[CaseRecord | Sanitized]:
@@ -123,10 +118,6 @@ def one(kernel: Kernel, case: Case, setup: Setup, timeout: float) -> list[CaseRe
     sessions = [] if refused else [_session(kernel, case, setup, timeout)]
     failed = [_record(kernel, case, setup, ended) for ended in sessions if ended.findings]
     return [*failed, _summary(kernel, setup.sanitizer, sessions, refused)]
-
-
-def _setup(name: str, index: int) -> Setup:
-    return Setup(backend="cuda", config=index, float_model="hardware", sanitizer=name)
 
 
 def _session(kernel: Kernel, case: Case, setup: Setup, timeout: float) -> Session:

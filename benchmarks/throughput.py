@@ -25,8 +25,9 @@ _PARTS = 10
 class Clock:
     """A campaign's listener that notes when each record came."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: float) -> None:
         self.begin = time.monotonic()
+        self._step = self._next = step
         self.times: list[float] = []
         self.backward = 0
         self.spent: collections.Counter[str] = collections.Counter()
@@ -35,6 +36,9 @@ class Clock:
     def record(self, record) -> None:
         """Note the time."""
         self.times.append(time.monotonic() - self.begin)
+        if self.times[-1] >= self._next:
+            self._next += self._step
+            print(f"{self.times[-1]:6.1f} s {len(self.times):>8,} cases", flush=True)
         self.backward += record.case.startswith("pass=bwd")
         self.spent.update(record.seconds)
         self.verdicts[record.verdict] += 1
@@ -52,7 +56,7 @@ class Clock:
 def measure(kernels, options, title) -> None:
     from fa_verify import campaign
 
-    clock = Clock()
+    clock = Clock(options.seconds / _PARTS)
     plan = campaign.Plan(
         backend="cuda",
         cases=None,

@@ -28,8 +28,9 @@ RUN_RISK = 1e-6
 RUN_CASES = 1_000_000
 TENSOR_RISK = RUN_RISK / (15 * RUN_CASES)
 
-# Logits up to which a case that ran on a card is judged on the CPU: below, a card spends its time
-# on launches, which the workers of a run queue up for; `benchmarks/case_cost.py` measures both.
+# Logits up to which a case that ran on a card is judged on the CPU, where nothing is launched;
+# `benchmarks/case_cost.py` measures both. Where eight workers shared a card no choice up to 2^15
+# made a difference that could be measured; above, the CPU falls behind.
 _ON_THE_CPU = 1 << 12
 
 

@@ -121,6 +121,11 @@ def test_long_cases_are_long_and_taken():
     assert all(kernel.takes.reason_against(c.problem) is None and c.seed == 7 for c in cases)
     assert {c.problem.dtype for c in cases} == {"float16", "bfloat16", "float32"}
     assert len({str(c) for c in cases}) == len(cases)
+    first = Capabilities(dtypes=("float16",), alignments=("top-left",))
+    aligned = {
+        c.problem.mask.alignment for c in distribution.long(first, 0) if c.problem.mask.causal
+    }
+    assert aligned == {"top-left"}
     narrow = Capabilities(dtypes=("bfloat16",), head_dims=(32,), alignments=(), backward=False)
     (plain, far) = distribution.long(narrow, 0)
     assert (plain.problem.head_dim, plain.problem.dtype, plain.backward) == (32, "bfloat16", False)
@@ -149,3 +154,16 @@ def test_of_many_rows_some_tell_whether_a_tensor_leans(monkeypatch):
     assert 300 < found.rows <= 400
     parts = comparisons(Trial(right, case, Setup(), CpuBackend()))
     assert [bias.lean(part) for part in parts.values()] == [None, None]
+
+
+def test_only_rows_that_count_are_looked_at_for_lse():
+    (kernel,) = loader.load("kernels/flash_attention.py:flash")
+    case = Case.parse("pass=fwd h=2/1 s=300x40 d=32 dtype=float32 mask=causal seed=3")
+    lse = comparisons(Trial(kernel, case, Setup(), CpuBackend()))["lse"]
+    weights = torch.zeros(1, 2, 300, dtype=torch.float64)
+    weights[0, 1, 1::7] = 1.0
+    every, some = (lse.bounded.bias(w) for w in (torch.ones_like(weights), weights))
+    chosen = weights.flatten() > 0
+    torch.testing.assert_close(some.fixed.flatten()[chosen], every.fixed.flatten()[chosen])
+    assert (some.fixed.flatten()[~chosen] == 0).all()
+    assert 0 < some.variance < every.variance

@@ -52,6 +52,11 @@ class Block:
     do: Tensor
     hidden: Tensor | None
 
+    def take(self, index: Tensor) -> Block:
+        """Some rows of it."""
+        hidden = None if self.hidden is None else self.hidden[index]
+        return Block(self.q[:, index], self.k, self.v, self.do[:, index], hidden)
+
     def logits(self, scale: float, softcap: float) -> tuple[Tensor, Tensor | None]:
         """S, -inf where hidden, and tanh if there is a softcap; both (heads, rows, keys)."""
         s, t = torch.bmm(self.q * scale, self.k.mT), None

@@ -47,7 +47,12 @@ def lse_allowance(model: Model, given: Inputs, weights: Tensor) -> Allowance:
     random = _Random.empty(given.q)
     for tile in tiles(problem, given.q.device):
         block, part = given.block(tile), used[tile.heads, :, tile.rows].flatten(1, 2)
-        fixed[tile.heads, :, tile.rows] = grouped(problem, _tile(model, block, part, random))
+        counting = (part > 0).any(0).nonzero().flatten()
+        own = torch.zeros_like(part)
+        if len(counting):
+            some = block.take(counting)
+            own[:, counting] = _tile(model, some, part[:, counting], random)
+        fixed[tile.heads, :, tile.rows] = grouped(problem, own)
     floor = SLACK * model.logit_floor(given.largest) + 2.0**-22
     return Allowance((fixed + floor * used).flatten(1, 2), random.variance())
 

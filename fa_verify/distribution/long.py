@@ -69,6 +69,9 @@ def _problem(
 ) -> Problem:
     seqlen_q, seqlen_k, heads_q, heads_kv, wanted, mask = shape
     head_dim = space.fit_head_dim(wanted)
+    known = space.capabilities.alignments if space.capabilities else ()
+    if mask.hides_anything and known and mask.alignment not in known:
+        mask = dataclasses.replace(mask, alignment=known[0])
     return Problem(
         heads_q=heads_q,
         heads_kv=heads_kv,

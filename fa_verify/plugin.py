@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from fa_verify.backends.cards import Lease
     from fa_verify.kernel import Kernel
     from fa_verify.record import Writer
     from fa_verify.suite.shard import Shard
@@ -119,6 +120,7 @@ class _Run:
         self._writer: Writer | None = None
         self._begin = time.monotonic()
         self._backend_name = ""
+        self._lease: Lease | None = None
         self._kernels: list[Kernel] = []
 
     def pytest_report_header(self) -> str:
@@ -159,6 +161,8 @@ class _Run:
 
         option = self.config.getoption
         self._backend_name = resolve(option("--fa-backend"))
+        if self._backend_name == "cuda":
+            self._take_card()
         return Shard(
             **request.param,
             backend=make(self._backend_name, seconds=60.0),
@@ -167,6 +171,13 @@ class _Run:
             writer=self._open(),
             kept=None if option("--fa-no-examples") else Examples(Path(option("--fa-examples"))),
         )
+
+    def _take_card(self) -> None:
+        """Lease a card, once a process; who finds no slot free waits until another worker ends."""
+        if self._lease is None:
+            from fa_verify.backends import cards  # noqa: PLC0415
+
+            self._lease = cards.take(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
     def _open(self) -> Writer:
         if self._writer is None:

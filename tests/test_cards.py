@@ -11,7 +11,7 @@ from concurrent.futures import Future
 import pebble
 import pytest
 
-from fa_verify import campaign, loader, worker
+from fa_verify import campaign, loader, plugin, worker
 from fa_verify.backends import sharing
 from fa_verify.backends.base import FAULT, Setup
 from fa_verify.backends.cards import Card, lease, room
@@ -65,6 +65,16 @@ def test_a_share_is_of_what_is_free(tmp_path):
     assert held.share(3, 24 << 30) == pytest.approx(0.3)
     assert held.share(1, 24 << 30) == pytest.approx(0.9)  # who works alone has all of it
     assert held.share(3, 2 << 30) == pytest.approx(0.075)  # another program has the rest
+
+
+def test_each_of_xdists_workers_leases_a_card_once(monkeypatch, pytestconfig):
+    taken = []
+    monkeypatch.setattr("fa_verify.backends.cards.take", lambda workers: taken.append(workers) or 1)
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "16")
+    run = plugin._Run(pytestconfig, {"workerid": "gw3", "fa_verify": {"seed": 1, "stamp": "x"}})
+    run._take_card()
+    run._take_card()
+    assert taken == [16]
 
 
 def daemon(folder, code):

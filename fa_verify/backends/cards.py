@@ -140,6 +140,6 @@ def take(workers: int) -> Lease | None:
     if held is not None:
         torch.cuda.set_device(held.card.index)
         free, _ = torch.cuda.mem_get_info(held.card.index)
-        share = held.share(-(-workers // len(cards)), free)
+        share = held.share(-(-min(workers, room(cards)) // len(cards)), free)
         torch.cuda.set_per_process_memory_fraction(share, held.card.index)
     return held

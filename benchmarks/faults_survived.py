@@ -1,6 +1,6 @@
 """A run whose workers are killed by faults: nothing is lost, and the report is complete.
 
-    python benchmarks/faults_survived.py DIR [--cases 72] [--faults 20] [--workers 8]
+    python benchmarks/faults_survived.py DIR [--cases 60] [--faults 20] [--workers 8]
 
 Plants a read past the end in a small kernel (`planted_faults.py`), verifies it between unmapped
 pages, where most cases fault, and gives up on nothing: as many failures as there are. Then reads
@@ -52,7 +52,7 @@ class Recorder:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--cases", type=int, default=72)
+    parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--workers", type=int, default=8)
     options = parser.parse_args()
@@ -67,7 +67,7 @@ def main() -> None:
         fence="page",
         max_failures=options.cases,
         shrinks=1,
-        shrink_seconds=10.0,
+        shrink_seconds=6.0,
         spool=options.folder / "running",
     )
     path = options.folder / "run.jsonl"

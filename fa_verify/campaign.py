@@ -156,6 +156,7 @@ def _pool(plan: Plan) -> Pool:
         cap=not card,
         card=card,
         spool=plan.spool,
+        spare=plan.spare,
     )
 
 

@@ -100,19 +100,21 @@ class Pool:
             )
         return future
 
-    def compile_ahead(self, items: Iterable[tuple[Kernel, Case, Setup]]) -> None:
+    def compile_ahead(self, items: Iterable[tuple[Kernel, Case, Setup]]) -> list[Future[None]]:
         """Have spare processes run what workers will meet: it fills Triton's cache on disk.
 
         What they find is found again by the worker that meets it, and said then.
         """
         if self._spare is None:
-            return
-        for kernel, case, setup in items:
+            return []
+        return [
             self._spare.schedule(
                 worker.compile_ahead,
                 args=(kernel.target, str(case), str(setup)),
                 timeout=self._timeout + _GRACE,
             )
+            for kernel, case, setup in items
+        ]
 
     def submit_together(
         self, kernel: Kernel, items: Sequence[tuple[Case, Setup]]

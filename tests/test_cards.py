@@ -206,6 +206,23 @@ def test_cases_together_are_those_of_one_kernel_and_give_what_each_gives_alone()
     assert [r.tensors for r in together] == [r.tensors for r in alone]
 
 
+def test_spare_processes_run_the_first_cases_from_the_end():
+    (kernel,) = loader.load("kernels/flash_attention.py:flash")
+    plan = campaign.Plan(backend="cpu", cases=2, spare=1)
+    ahead = list(campaign._first((kernel,), plan))
+    assert [case for _, case, _ in ahead] == [c for c, _ in campaign.drawn(kernel, plan)][::-1]
+    pool = campaign._pool(plan)
+    try:
+        small = Case.parse("pass=fwd s=4x4 d=16 dtype=float16 seed=1")
+        done = pool.compile_ahead([(kernel, small, Setup())])
+        assert [future.result() for future in done] == [None]
+    finally:
+        pool.stop()
+    pool = campaign._pool(campaign.Plan(backend="cpu"))
+    assert pool.compile_ahead(ahead) == []
+    pool.stop()
+
+
 def test_a_worker_gets_several_cases_of_one_kernel_but_long_ones_alone():
     kernels = loader.load("kernels/flash_attention.py")
     case = Case.parse("pass=fwd s=4x4 d=8 dtype=float32 seed=1")

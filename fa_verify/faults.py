@@ -46,10 +46,11 @@ def located(
     Args:
         pool: Where the case faulted.
         kernel: The kernel.
-        record: Of the fault; any other record comes back as it is.
+        record: Of a fault on a card; any other record comes back as it is.
         seconds: Time for it.
     """
-    if [failure.check for failure in record.failures] != ["crash"]:
+    crashed = [failure.check for failure in record.failures] == ["crash"]
+    if not crashed or Setup.parse(record.setup).backend != "cuda":
         return record
     search = _Search(pool, kernel, record, time.monotonic() + seconds)
     failure = record.failures[0]
@@ -163,7 +164,7 @@ class _Search:
         return self._pool.submit(self._kernel, self._case, self._with(fence), search=True)
 
     def _with(self, fence: Fence) -> Setup:
-        return dataclasses.replace(self._setup, fence=fence)
+        return dataclasses.replace(self._setup, fence=fence, stress=0)
 
 
 def _span(argument: Argument) -> int:

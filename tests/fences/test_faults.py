@@ -128,5 +128,9 @@ def test_a_wild_access_stays_what_it_was(monkeypatch):
 
 def test_other_records_come_back_as_they_are():
     (kernel,) = loader.load("tests/targets/plain.py:right")
-    record = _record(kernel, CASE, Setup(), Verdict.PASS)
-    assert faults.located(Faulty("k", 1), kernel, record, seconds=1.0) is record
+    crash = FailureRecord(check="crash", title="the worker died", message="exit code -9")
+    for record in (
+        _record(kernel, CASE, Setup(backend="cuda"), Verdict.PASS),
+        _record(kernel, CASE, Setup(), Verdict.FAIL, failures=(crash,)),
+    ):
+        assert faults.located(Faulty("k", 1), kernel, record, seconds=1.0) is record

@@ -113,8 +113,17 @@ def test_what_does_not_compile_is_told_in_the_compilers_words(folder):
     assert "fp8e4nv not supported" in output
     assert "FAIL fp8 on sm_90" not in output
     lines = [json.loads(x) for x in (folder / "resources.jsonl").read_text().splitlines()]
-    refused = {(x["kernel"], x["chip"]) for x in lines if x["type"] == "refusal"}
-    assert ("fp8", "sm_80") in refused
+    refused = {(x["kernel"], x["chip"]): x["fails"] for x in lines if x["type"] == "refusal"}
+    assert refused["fp8", "sm_80"]
+    assert not refused["stubborn", "sm_80"]  # not the compiler's word: `check` judges it
+
+
+@pytest.mark.slow
+def test_a_kernel_that_launches_nothing_is_no_pass(tmp_path):
+    options = ("--arch", "sm_90", "--cases", "1", "-n", "1", "--no-cache")
+    code, output = run(f"{TARGETS}:stubborn", *options, "--report", str(tmp_path))
+    assert code == 3, output
+    assert "note stubborn on sm_90: RuntimeError: no such library on this machine" in output
 
 
 @pytest.mark.slow

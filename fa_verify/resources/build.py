@@ -99,7 +99,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
         kernel: Name of the kernel; target: ``file.py:name``; chip: that it was to run on.
         case: The case.
         error: What was raised.
-        fails: False if it said that it does not take such cases.
+        fails: Whether Triton's compiler raised it; what launchers raise is for `check` to judge.
     """
 
     kernel: str

@@ -93,7 +93,7 @@ class Farm:
         try:
             looked = future.result()
         except (TimeoutError, pebble.ProcessExpired) as error:
-            looked = Looked(parts=(), error=_died(error, self._timeout), unsupported=False)
+            looked = Looked(parts=(), error=_died(error, self._timeout), compiling=False)
         if looked.error:
             self.refusals.append(
                 Refusal(
@@ -102,7 +102,7 @@ class Farm:
                     chip=chip.name,
                     case=str(case),
                     error=looked.error,
-                    fails=not looked.unsupported,
+                    fails=looked.compiling,
                 )
             )
         return looked.parts

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import triton
 
 from fa_verify import ttir
 from fa_verify.backends.call import call
@@ -28,13 +31,15 @@ class Launched:
     Attributes:
         kernels: In order, those that are the same more than once.
         configs: Configurations that the functions offer at most.
-        error: Why it ended early, "" if it did not; unsupported: whether it may refuse so.
+        error: Why it ended early, "" if it did not.
+        compiling: Whether that is Triton's compiler's word, for the chip at hand. Anything else
+            that a launcher raises is for `fa-verify check` to judge.
     """
 
     kernels: tuple[Captured, ...]
     configs: int
     error: str
-    unsupported: bool
+    compiling: bool
 
 
 def launched(kernel: Kernel, case: Case, config: int) -> Launched:
@@ -50,8 +55,16 @@ def launched(kernel: Kernel, case: Case, config: int) -> Launched:
         kernels=tuple(found),
         configs=configs,
         error=words(called.exception) if called.exception else called.error.partition("\n")[0],
-        unsupported=called.error_kind == "unsupported",
+        compiling=called.exception is not None and _compiling(called.exception),
     )
+
+
+def _compiling(error: BaseException) -> bool:
+    """Whether it was raised while Triton compiled, or read the options to compile with."""
+    root = Path(triton.__file__).parent
+    files = {Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)}
+    parts = (root / "compiler", root / "backends")
+    return any(file.is_relative_to(part) for file in files for part in parts)
 
 
 def _run(

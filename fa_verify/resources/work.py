@@ -40,11 +40,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What a case launches with every configuration; an error if a launcher raised one."""
+    """What a case launches with every configuration; what a launcher raised, or the compiler."""
 
     parts: tuple[Part, ...]
     error: str
-    unsupported: bool
+    compiling: bool
 
 
 def start(chip: str) -> None:
@@ -57,16 +57,17 @@ def start(chip: str) -> None:
 def look(target: str, case: str, chip: str) -> Looked:
     """Run the launchers on a case, once with each autotune configuration."""
     parts: dict[tuple[int, str], Part] = {}
-    count, index, error, unsupported = 1, 0, "", False
+    count, index, error, compiling = 1, 0, "", False
     while index < count:
         run = _launched(target, case, index)
         count = max(count, run.configs)
-        error, unsupported = error or run.error, unsupported or run.unsupported
+        if run.error and not compiling:
+            error, compiling = run.error, run.compiling
         for kernel in run.kernels:
             part = _part(kernel, chip, index)
             parts[index, part.key] = part
         index += 1
-    return Looked(parts=tuple(parts.values()), error=error, unsupported=unsupported)
+    return Looked(parts=tuple(parts.values()), error=error, compiling=compiling)
 
 
 def build(target: str, case: str, chip: str, part: Part) -> Usage:

@@ -74,6 +74,14 @@ roomy_tuned = _kernel("roomy_tuned", tuned, m=128, n=128)
 ieee = _kernel("ieee", product, takes=_FLOAT)
 tf32 = _kernel("tf32", product, precision="tf32", takes=_FLOAT)
 tiny = _kernel("tiny", product, m=2, n=2, k=16)
+
+
+def _stubborn(problem, q, k, v):
+    msg = "no such library on this machine"
+    raise RuntimeError(msg)
+
+
+stubborn = Kernel(name="stubborn", forward=_stubborn, capabilities=_HALF)
 asks = Kernel(name="asks", forward=_asks, capabilities=_HALF)
 fp8 = Kernel(name="fp8", forward=_eighths, capabilities=_FLOAT)
 peeks = Kernel(name="peeks", forward=_peeks, capabilities=_FLOAT)

@@ -58,7 +58,7 @@ _STRESSED = 16
 _RUNS = 12
 _OPTIONS = ((4, 1), (8, 3), (2, 2), (8, 1), (4, 4))  # (num_warps, num_stages)
 
-_TOGETHER = 4  # cases that a worker on a card gets at a time
+_TOGETHER = 8  # cases that a worker on a card gets at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,7 @@ class Phases:
         """
         self._cells, self._parts, self._floor = cells, parts, floor
         self._sums = like.new_zeros(2, (cells + 1) * parts, dtype=torch.float64)
-        self._squares = 0.0
+        self._squares = like.new_zeros((), dtype=torch.float64)
 
     def add(self, logs: Tensor, errors: Tensor, alone: Tensor | None = None) -> None:
         """Add values, as logarithms of their magnitude, and the most that each adds to the sum.
@@ -101,7 +101,7 @@ class Phases:
             alone: bool, where an error has nothing to do with the others; None: nowhere.
         """
         errors = errors.masked_fill(~logs.isfinite(), 0.0)
-        self._squares += float(errors.square().sum())
+        self._squares += errors.square().sum()
         if alone is not None:
             errors = errors.masked_fill(alone, 0.0)
         grids = places(logs, self._cells, self._parts, self._floor)
@@ -126,7 +126,7 @@ class Phases:
         if n > 1:  # values that share a place in their cells may be multiples of one number
             places = cells.sum(1)
             together = torch.maximum(together, ((places @ alike) * places).sum(-1))
-        return (float(together.max()) + self._squares) / 3
+        return float(together.max() + self._squares) / 3
 
 
 def allowance(refiner: Refiner, reference: Tensor, out: Format, weights: Tensor) -> Allowance:

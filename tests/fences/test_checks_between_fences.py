@@ -1,4 +1,4 @@
-"""Results that depend on memory that is nobody's, though no NaN reaches them."""
+"""What checks see between fences: dropped NaN, slack written to."""
 
 import dataclasses
 
@@ -12,7 +12,8 @@ from fa_verify.backends.fences.fence import OFF, POISON, Fence
 from fa_verify.backends.fences.guard import Guard
 from fa_verify.backends.fences.memory import Heap
 from fa_verify.case import Case
-from fa_verify.checks import poison, reruns
+from fa_verify.checks import poison, reruns, unmodified
+from fa_verify.inputs import materialise
 from fa_verify.trial import Trial
 
 CASE = Case.parse("pass=fwd b=2 h=2 s=6x5 d=8 dtype=float32 dot=ieee k=bhsd.s8 v=bhsd.s8 seed=3")
@@ -84,9 +85,13 @@ def test_right_kernels_do_not_care(fence):
 
 def test_bits_that_follow_the_placement_are_no_fault():
     def follows(k, o):
-        return o * (1 + (k.data_ptr() // 16 % 7) * 1e-7)
+        return o * (1 + 1e-6 * (k.data_ptr() % 64 != 0))
 
-    assert list(poison.other_poison(trial(follows, PAGE))) == []
+    found = trial(follows, PAGE)
+    first = found.execution.outputs.o
+    second = found.rerun(found.pristine, fence=dataclasses.replace(PAGE, start=True)).outputs.o
+    assert not torch.equal(first, second)
+    assert list(poison.other_poison(found)) == []
 
 
 def test_it_is_asked_only_between_fences_of_nan():
@@ -94,3 +99,18 @@ def test_it_is_asked_only_between_fences_of_nan():
     assert "other poison" in [name for name, applies, _ in reruns.RERUNS if applies(trial())]
     for fence in (OFF, Fence(mode="poison", finite=True)):
         assert not poison.between_fences(trial(fence=fence))
+
+
+@pytest.mark.parametrize("fence", [POISON, PAGE])
+def test_slack_between_rows_of_an_input_in_a_slot_is_compared(fence):
+    def writes(k, o):
+        b, h, s, d = k.shape
+        k.as_strided((b, h, s - 1, 1), k.stride(), k.storage_offset() + d)[1, 0, 2] = 7.0
+        return o
+
+    (failure,) = unmodified.check(trial(writes, fence))
+    assert failure.title == "out-of-bounds-write into the slack of k"
+    stride = materialise(CASE).k.stride()
+    element = stride[0] + 2 * stride[2] + 8
+    assert f"element {element} from its first one, (1, 0, 2, 8), belongs to" in failure.message
+    assert list(unmodified.check(trial(fence=fence))) == []

@@ -230,6 +230,9 @@ def selftest(target: str | None, folder: Path, **options: Any) -> int:
     "--operators", multiple=True, metavar="NAME", help="Only this kind of change; repeatable."
 )
 @click.option(
+    "--functions", multiple=True, metavar="NAME", help="Only this Triton function; repeatable."
+)
+@click.option(
     "--cases",
     type=click.IntRange(min=1),
     default=64,

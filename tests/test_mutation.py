@@ -4,11 +4,19 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import Future
 
+import pebble
 import pytest
 
+from fa_verify.case import Case
+from fa_verify.kernel import Kernel
+from fa_verify.mutation.hunt import Hunt, Quarry, _Prey
 from fa_verify.mutation.outcome import Outcome, score
+from fa_verify.mutation.subject import Fate
 from fa_verify.mutation.table import render
+from fa_verify.ttir.mutation.recorder import Found
 
 TARGET = "fa_verify/zoo/kernels/launch.py:flash"
 
@@ -59,6 +67,8 @@ def test_one_mutant_alone_says_what_became_of_it(tmp_path):
     [
         (["--only", "nothing"], "only='nothing': begins no mutant's id"),
         (["--operators", "nothing"], "operators='nothing': no mutant of this kind"),
+        (["--functions", "nothing"], "functions='nothing': no mutant of this function"),
+        (["--budget", "0.01s"], "budget=0.01 s: over before the kernel itself had run"),
     ],
 )
 def test_a_name_of_nothing_is_misuse(tmp_path, options, says):
@@ -109,3 +119,73 @@ def test_a_sentence_says_what_the_cases_made_of_it():
     text = render([outcome(**survived, source="x = 1 | 2")], "none", ["a case"])
     assert "| all | 1 | 0 | 1 | 0 | 0 | 0.0% |" in text
     assert "* `grid-1` (k) a grid at k.py:3" in text
+
+
+class Workers:
+    """Processes that give each mutant the fate that a table says, and keep account of who ran."""
+
+    def __init__(self, fates):
+        self.fates, self.ran = fates, []
+
+    def schedule(self, function, args, timeout):
+        del function, timeout
+        _, case, _, tasks = args
+        future, seed = Future(), int(case.rpartition("seed=")[2])
+        self.ran.append((seed, [mutant for mutant, _ in tasks]))
+        kinds = [self.fates.get((mutant, seed), "same") for mutant, _ in tasks]
+        if "dies" in kinds:
+            future.set_exception(pebble.ProcessExpired("died"))
+        elif "hangs" not in kinds:
+            future.set_result([(Fate(kind=kind, check="numerics"), 0.0) for kind in kinds])
+        return future
+
+
+class Letter(str):
+    """A mutant that is nothing but its name."""
+
+    __slots__ = ()
+    id = property(str)
+
+
+def hunted(fates, end=None, cases=3):
+    hunt = object.__new__(Hunt)
+    hunt.name, hunt.workers, hunt._end, hunt._pool = "k", 1, end, Workers(fates)
+    hunt._kernel = Kernel(name="k", forward=print, target="k.py:k")
+    hunt.cases = [
+        _Prey(n, Case.parse(f"pass=fwd s=1x1 d=1 dtype=float16 seed={n}"), "") for n in range(cases)
+    ]
+    quarries = [Quarry(Letter(name), Found(says="wrong")) for name in "abcdef"]
+    for quarry in quarries:
+        for n in range(cases):
+            quarry.meets(n, 0, differs=True)
+    told = []
+    hunt.run(quarries, lambda name, left: told.append((name, left)))
+    return {str(q.mutant): q for q in quarries}, hunt._pool.ran, told
+
+
+def test_a_killed_mutant_meets_no_more_cases_and_the_others_meet_all():
+    found, ran, told = hunted({("b", 1): "killed", ("c", 2): "within"})
+    assert found["b"].fate.kind == "killed"
+    assert found["b"].killer == 1
+    assert found["b"].tried == {0, 1}
+    assert all(found[name].fate is None for name in "acdef")
+    assert all(found[name].tried == {0, 1, 2} for name in "acdef")
+    assert found["c"].changed == {2}
+    assert sum("b" in mutants for _, mutants in ran) == 2
+    assert told[-1] == ("whole", 5)
+
+
+def test_a_process_that_dies_is_put_down_to_the_mutant_that_kills_it_alone():
+    found, _, _ = hunted({("d", 1): "dies"})
+    assert found["d"].fate.check == "crash"
+    assert all(found[name].fate is None for name in "abcef")
+    assert all(found[name].tried == {0, 1, 2} for name in "abcef")
+
+
+def test_a_hunt_ends_in_time_and_keeps_what_it_knows():
+    begin = time.monotonic()
+    found, _, _ = hunted({("a", 0): "killed", ("f", 0): "hangs"}, end=begin + 0.5)
+    assert time.monotonic() - begin < 10
+    assert found["a"].fate.kind == "killed"
+    assert found["f"].fate is None
+    assert not found["f"].tried

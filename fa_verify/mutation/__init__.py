@@ -41,6 +41,7 @@ def mutate(
     *,
     only: Sequence[str] = (),
     operators: Sequence[str] = (),
+    functions: Sequence[str] = (),
     cases: int = 64,
     budget: float | None = None,
     seed: int = 0,
@@ -55,6 +56,7 @@ def mutate(
         folder: Where mutation.json and mutation.md are written.
         only: Ids (or beginnings of ids) of mutants; empty: all.
         operators: Kinds of change; empty: all.
+        functions: Triton functions that are mutated; empty: all.
         cases: How many cases (`choice.chosen`).
         budget: Seconds for all; mutants that had fewer cases for it say so.
         seed: Of the distribution, and of the sample.
@@ -84,7 +86,10 @@ def mutate(
                 f"target={target!r}: launches no Triton kernel in {cases} cases: nothing to mutate"
             )
             raise InvalidInputError(msg)
-        wanted = _wanted(list(hunt.quarries.values()), only, operators, sample, seed)
+        wanted = _wanted(
+            list(hunt.quarries.values()), only=only, operators=operators, functions=functions,
+            sample=sample, seed=seed,
+        )  # fmt: skip
         console.print(f"{len(wanted)} of {len(hunt.quarries)} mutants on {len(hunt.cases)} cases")
         report = _Report(folder, console, hunt, wanted, begin)
         with contextlib.suppress(KeyboardInterrupt):  # what is known by then is written
@@ -148,8 +153,10 @@ def _kernel(target: str) -> Kernel:
 
 def _wanted(
     quarries: list[Quarry],
+    *,
     only: Sequence[str],
     operators: Sequence[str],
+    functions: Sequence[str],
     sample: int | None,
     seed: int,
 ) -> list[Quarry]:
@@ -158,13 +165,15 @@ def _wanted(
     Raises:
         InvalidInputError: A name fits none.
     """
-    known = sorted({q.mutant.operator for q in quarries})
-    for operator in operators:
-        if operator not in known:
-            msg = (
-                f"operators={operator!r}: no mutant of this kind here; there are {', '.join(known)}"
-            )
-            raise InvalidInputError(msg)
+    for option, what, asked, there in (
+        ("operators", "of this kind", operators, {q.mutant.operator for q in quarries}),
+        ("functions", "of this function", functions, {q.mutant.kernel for q in quarries}),
+    ):
+        for name in asked:
+            if name not in there:
+                names = ", ".join(sorted(there))
+                msg = f"{option}={name!r}: no mutant {what} here; there are {names}"
+                raise InvalidInputError(msg)
     for name in only:
         if not any(q.mutant.id.startswith(name) for q in quarries):
             msg = f"only={name!r}: begins no mutant's id; a run's mutation.json lists them"
@@ -174,6 +183,7 @@ def _wanted(
         for q in quarries
         if (not only or q.mutant.id.startswith(tuple(only)))
         and (not operators or q.mutant.operator in operators)
+        and (not functions or q.mutant.kernel in functions)
     ]
     return kept if sample is None or len(kept) <= sample else _sampled(kept, sample, seed)
 

@@ -31,7 +31,7 @@ __all__ = ["Hunt", "Quarry"]
 
 Fates = list[tuple[Fate, float]]
 
-_CHUNK = 16  # mutants tried by one process in a row
+_CHUNK, _LEAST = 16, 4  # mutants tried by one process in a row: a case is not made for one alone
 _WHOLES = 16  # cases on which a survivor is tried under all checks
 _MEMORY = 8 << 30
 _PATIENCE = 1.0  # seconds after which it is asked again whether the time is over
@@ -211,7 +211,7 @@ class Hunt:
         trails = max(ready.values(), key=len)
         if trails[-1].alone:
             return [trails.pop()]
-        size = max(1, min(_CHUNK, len(trails) // (2 * self.workers)))
+        size = min(_CHUNK, max(_LEAST, len(trails) // (2 * self.workers)))
         chunk, trails[:] = trails[:size], trails[size:]
         return chunk
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Ready", "attempt", "start", "survey"]
 
 _MEMORY = 4 << 30  # bytes of live intermediates, as `backends.cpu` has them
-_SUBJECTS = 4  # kept: mutants of one case come one after the other
+_SUBJECTS = 24  # cases kept: mutants that live longer come to more of them
 
 Ready = tuple[str, list[tuple[dict["AnyMutant", "Found"], set["AnyMutant"]]]]
 

@@ -39,10 +39,12 @@ class Parameters:
     Attributes:
         run_time: Names of those that are no constants, in order.
         counted: Names of the constants that the grid is counted with.
+        blocks: Those that are called a block, where nobody knows what the grid is counted with.
     """
 
     run_time: tuple[str, ...]
     counted: frozenset[str]
+    blocks: frozenset[str] = frozenset()
 
 
 class Alteration(Protocol):

@@ -28,7 +28,8 @@ def altered(alteration: Alteration) -> Iterator[None]:
         whole = {**{p.name: p.default for p in self.params if p.has_default}, **given}
         parameters = Parameters(
             run_time=tuple(p.name for p in self.params if not p.is_constexpr and p.name in given),
-            counted=frozenset(_counted(self, grid, whole)),
+            counted=frozenset(_counted(self, grid, whole) if callable(grid) else ()),
+            blocks=frozenset(() if callable(grid) else _blocks(self, whole)),
         )
         programs = _programs(grid, whole)
         programs, given = alteration.launch(self.__name__, programs, given, parameters)
@@ -44,16 +45,21 @@ def _programs(grid: Any, given: dict[str, Any]) -> Grid:
 
 
 def _counted(function: Any, grid: Any, given: dict[str, Any]) -> Iterator[str]:
-    """Constants that change a grid that is a function; of others, those that are called a block."""
+    """Constants that change a grid that is a function."""
+    for name, value in _sizes(function, given):
+        others = (2 * value, value // 2)
+        if any(_programs(grid, {**given, name: x}) != _programs(grid, given) for x in others):
+            yield name
+
+
+def _blocks(function: Any, given: dict[str, Any]) -> Iterator[str]:
+    """Constants that are called a block."""
+    return (name for name, _ in _sizes(function, given) if "BLOCK" in name.upper())
+
+
+def _sizes(function: Any, given: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Constants that may be somebody's extent."""
     for p in function.params:
         value = given.get(p.name)
-        if not p.is_constexpr or type(value) is not int or value < 2:
-            continue
-        if not callable(grid):
-            if "BLOCK" in p.name.upper():
-                yield p.name
-        elif any(
-            _programs(grid, {**given, p.name: other}) != _programs(grid, given)
-            for other in (2 * value, value // 2)
-        ):
-            yield p.name
+        if p.is_constexpr and type(value) is int and value >= 2:
+            yield p.name, value

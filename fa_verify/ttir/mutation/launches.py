@@ -97,6 +97,7 @@ def launch_mutants(
                 yield LaunchMutant(
                     kernel=kernel, operator="wrong-scale", label=label, names=(name,)
                 )
-    for name in sorted(parameters.counted):
-        for label in ("double", "half"):
+    for name in sorted(parameters.counted | parameters.blocks):
+        # Twice as large a block that nobody counts with covers what it must, and padding besides.
+        for label in ("double", "half") if name in parameters.counted else ("half",):
             yield LaunchMutant(kernel=kernel, operator="wrong-block", label=label, names=(name,))

@@ -259,6 +259,9 @@ class Emulator:
             return p.bfloat16().float()
         return p.to(native).to(F32)
 
+    def _cast_in_backward(self, native: torch.dtype, x: Tensor) -> Tensor:
+        return x.to(native).to(F32)
+
     def backward(
         self, problem: Problem, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -280,14 +283,14 @@ class Emulator:
         delta = _flush((dof * of).sum(-1, keepdim=True))
         if "no delta" in self.bugs:
             delta = torch.zeros_like(delta)
-        cast_p = p.to(native).to(F32)
+        cast_p = self._cast_in_backward(native, p)
         ds_p = cast_p if self.ds_from_rounded_p else p
         ds = ds_p * (self._mm(problem, dof, vf.mT) - delta)
         if problem.softcap:
             ds = ds * (1 - t * t)
         before = self.ds_scale == "before"
         ds = _flush(ds * scale if before else ds)
-        cast_ds = ds.to(native).to(F32)
+        cast_ds = self._cast_in_backward(native, ds)
         factor_q = factor_k = torch.ones(()) if before else scale
         if "dq without scale" in self.bugs:
             factor_q = torch.ones(())

@@ -17,6 +17,7 @@ from fa_verify.bounds.looks import Source, refiner_of_gradient, refiner_of_o
 from fa_verify.bounds.lse_bias import lse_allowance, rounds_to_nearest
 from fa_verify.bounds.noise import Noise, Observed, noise_of
 from fa_verify.bounds.order import dq_spread
+from fa_verify.bounds.rounding import rounded_models
 from fa_verify.bounds.rows import Seen, row_statistics
 from fa_verify.reference import by_kv_head
 
@@ -36,6 +37,7 @@ __all__ = [
     "bound_forward",
     "dq_spread",
     "noise_of",
+    "rounded_models",
     "self_normalised",
 ]
 

@@ -34,6 +34,8 @@ class BackwardTile:
         p_cast: The part of it that the cast of P accounts for; None without one.
         ds_cast: The part of it that the cast of dS accounts for; None without one.
         size: |dS|, with its error.
+        p_off: How far P may be before its cast.
+        ds_off: How far dS may be, with the scale.
     """
 
     p: Tensor
@@ -45,6 +47,8 @@ class BackwardTile:
     p_cast: Tensor | None
     ds_cast: Tensor | None
     size: Tensor
+    p_off: Tensor
+    ds_off: Tensor
 
 
 def splits(model: Model, rows: Rows) -> bool:
@@ -65,6 +69,7 @@ def backward_tile(
         top: At least every h; inf if that is not known to be at most 1/4.
     """
     near = _probabilities(model, given, rows, block, top)
+    p_off = near.gain
     p_cast = None if model.p is None else model.p.error(near.high)
     loss = near.gain if p_cast is None else near.gain + p_cast
     rows_k = model.problem.group * model.problem.seqlen_q
@@ -74,7 +79,7 @@ def backward_tile(
     if p_cast is not None and model.arithmetic.ds_from_rounded_p:
         near = dataclasses.replace(near, own=near.own + p_cast, gain=loss, high=near.near + loss)
     scores = _scores(model, rows, block, near)
-    total = scores.error * model.scale
+    total = ds_off = scores.error * model.scale
     high = scores.size * model.scale
     ds_cast = None if model.ds is None else _ds_cast(model, model.ds, high, scores.size)
     shared = None if scores.shared is None else scores.shared * model.scale
@@ -88,7 +93,9 @@ def backward_tile(
         for_q = torch.add(total if shared is None else shared, high, alpha=accumulate_q)
         for_k = torch.add(total, high, alpha=accumulate_k)
     ds = scores.ds.mul_(model.problem.scale)
-    return BackwardTile(near.p, ds, scores.slope, for_v, for_q, for_k, p_cast, ds_cast, high)
+    return BackwardTile(
+        near.p, ds, scores.slope, for_v, for_q, for_k, p_cast, ds_cast, high, p_off, ds_off
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -125,23 +125,24 @@ def _look_at_dq(source: Source, rows: Rows, head: int, index: Tensor) -> Look:
     part = rows.part(slice(head, head + 1), slice(None)).take(index)
     tile = backward_tile(source.model, source.given, part, block, source.top)
     most = source.linear.flatten(1, 2)[head, index]
-    return _look(most, tile.ds_cast, tile.ds, block.k[0])
+    return _look(most, tile.ds_cast, tile.ds, tile.ds_off, block.k[0])
 
 
 def _look_at_key(source: Source, rows: Rows, name: str, head: int, index: Tensor) -> Look:
     block = source.block(head, slice(None), index)
     part = rows.part(slice(head, head + 1), slice(None))
     tile = backward_tile(source.model, source.given, part, block, source.top)
-    errors, values, weight = tile.ds_cast, tile.ds, block.q
+    errors, values, off, weight = tile.ds_cast, tile.ds, tile.ds_off, block.q
     if name == "dv":
-        errors, values, weight = tile.p_cast, tile.p, block.do
+        errors, values, off, weight = tile.p_cast, tile.p, tile.p_off, block.do
     errors = None if errors is None else errors.mT
-    return _look(source.linear[head, index], errors, values.mT, weight[0])
+    return _look(source.linear[head, index], errors, values.mT, off.mT, weight[0])
 
 
-def _look(most: Tensor, errors: Tensor | None, values: Tensor, weight: Tensor) -> Look:
+def _look(most: Tensor, errors: Tensor | None, values: Tensor, off: Tensor, weight: Tensor) -> Look:
     assert errors is not None  # noqa: S101 -- a Refiner exists only where there is a cast
     cast = SLACK * errors[0].double()
     sign = values[0].sign()
     logs = values[0].abs().log().contiguous()
-    return Look(most - cast @ weight.abs(), cast, logs, weight, sign)
+    off = SLACK * off[0].double()
+    return Look(most - cast @ weight.abs(), cast, logs, weight, sign, off)

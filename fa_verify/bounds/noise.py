@@ -1,4 +1,4 @@
-"""How large a right kernel's errors may be in the root mean square over a tensor; (B44), (B45).
+"""How large a right kernel's errors of o may be in the root mean square; (B44), (B45).
 
 Only a sample of rows is looked at, the same whatever was observed.
 """
@@ -6,7 +6,6 @@ Only a sample of rows is looked at, the same whatever was observed.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Noise", "Observed", "noise_of"]
 
 _FEW, _MANY = 1 << 13, 1 << 19  # terms of sums that the first look, and the one that judges, take
-_MOST_HEADS = 16
 _TOGETHER = 0.25  # measured (docs/bounds.md): below 0.1 for independent data
 _NEAR = 2.0**-10  # relative distance to a power of two at which the spacing is not known
+_MOST_HEADS = 16
 # The mean square of a spacing over the largest of its binade, for evenly spread logarithms.
 _RELATIVE = 0.75 / math.log(4)
 
@@ -66,10 +65,10 @@ class Noise:
 
 
 def noise_of(refiner: Refiner, out: Format, observed: Observed) -> Noise | None:
-    """The noise of a tensor if it is more than a right kernel's; (B44).
+    """The noise of o if it is more than a right kernel's; (B44).
 
     Args:
-        refiner: Of the tensor.
+        refiner: Of o.
         out: What it is rounded to in the end.
         observed: What was returned.
     """
@@ -98,7 +97,7 @@ class _Part:
 
     Attributes:
         look: They in detail.
-        cast: (rows, terms), at most what the random cast adds to each term, signed, weighted.
+        cast: (rows, terms), at most what the random cast adds to each term, weighted.
         excess: (rows, dim), errors less what need not be random, weighted.
         last: (rows, dim), at most what the rounding of the output adds, weighted.
         missed: (rows, dim), what it adds to the exact value, weighted.
@@ -116,22 +115,16 @@ class _Part:
     def typical(self) -> float:
         """Sum of variances, roughly."""
         cast = self.cast_of(self.look.logs).square() @ self.look.weight.square().sum(-1)
-        share = _RELATIVE if self.look.sign is None else 1.0
-        return float(share * cast.sum() + self.last.square().sum()) / 3
+        return float(_RELATIVE * cast.sum() + self.last.square().sum()) / 3
 
     def cast_of(self, logs: Tensor) -> Tensor:
         """`cast` where this is cast: what p is taken relative to has p = 1, exactly."""
-        return self.cast.masked_fill(logs == 0, 0.0) if self.look.sign is None else self.cast
+        return self.cast.masked_fill(logs == 0, 0.0)
 
 
 def _sample(refiner: Refiner, observed: Observed, most: int) -> list[_Part]:
-    """Evenly spaced rows of evenly spaced heads, whose sums have so many terms together."""
-    heads, rows, _ = refiner.linear.shape
-    rows_each = max(1, min(rows, most // refiner.terms))
-    heads_used = max(1, min(heads, _MOST_HEADS, most // (refiner.terms * rows_each)))
-    index = torch.arange(0, rows, -(-rows // rows_each), device=refiner.linear.device)
-    used = range(0, heads, -(-heads // heads_used))
-    return [_part(refiner, observed, head, index) for head in used]
+    heads = _MOST_HEADS if most == _MANY else 2
+    return [_part(refiner, observed, head, index) for head, index in refiner.sample(most, heads)]
 
 
 def _part(refiner: Refiner, observed: Observed, head: int, index: Tensor) -> _Part:
@@ -147,8 +140,6 @@ def _part(refiner: Refiner, observed: Observed, head: int, index: Tensor) -> _Pa
     missed = (exact - exact.to(observed.dtype).double()).nan_to_num_(posinf=0.0, neginf=0.0)
     excess = torch.where(usable, (observed.error[head, index] - fixed).clamp(min=0), 0.0)
     last = torch.where(usable, last, 0.0)
-    if look.sign is not None:
-        random = random * look.sign
     return _Part(
         look,
         torch.where(usable, random * weight, 0.0),
@@ -177,12 +168,9 @@ def _variances(refiner: Refiner, parts: Sequence[_Part]) -> Tensor:
     found = []
     for part in parts:
         size, ways = part.look.weight.square().sum(-1), []
-        castings = refiner.across(part.look.logs)
-        for logs, divisor in itertools.product(castings, refiner.divisors):
-            half, missed = on_the_grid(refiner.cast, (logs - math.log(divisor)).exp())
-            cast = part.cast_of(logs)
-            if part.look.sign is None:  # it is relative to p, the grid is not
-                cast = cast * _within(half, logs, refiner.cast.unit)
+        for logs in refiner.across(part.look.logs):
+            half, missed = on_the_grid(refiner.cast, logs.exp())
+            cast = part.cast_of(logs) * _within(half, logs, refiner.cast.unit)
             alike = multiplicity(logs, refiner.cast.unit / 4, refiner.floor)
             ways.append((cast.square() * alike @ size) / 3)
             ways.append(((cast * missed) @ part.look.weight).square().sum(-1))

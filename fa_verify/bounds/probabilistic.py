@@ -122,6 +122,7 @@ class Look:
         logs: (rows, terms), logarithms of what is cast (of o: up to the block's maximum).
         weight: (terms, dim), what the terms multiply.
         sign: (rows, terms), of what is cast; None: it is positive.
+        off: (rows, terms), how far it may be from exact; None: it is not known up to what it is.
     """
 
     rest: Tensor
@@ -129,6 +130,7 @@ class Look:
     logs: Tensor
     weight: Tensor
     sign: Tensor | None = None
+    off: Tensor | None = None
 
     def bound(self, factor: float, tiny: float, rows: Tensor, count: Tensor | None) -> Tensor:
         """Rest + factor sqrt(sum count errors^2 weight^2), the tiny in full; (B30), (B33)."""
@@ -202,6 +204,15 @@ class Refiner:
     def least(self, elements: int) -> float:
         """The least part of det that the bound can be, anywhere in a tensor of as many elements."""
         return lambda_factor(elements, self.d) / math.sqrt(max(1, self.terms))
+
+    def sample(self, terms: int, most_heads: int) -> Iterator[tuple[int, Tensor]]:
+        """Evenly spaced rows of evenly spaced heads, whose sums have so many terms together."""
+        heads, rows, _ = self.linear.shape
+        rows_each = max(1, min(rows, terms // self.terms))
+        heads_used = max(1, min(heads, most_heads, terms // (self.terms * rows_each)))
+        index = torch.arange(0, rows, -(-rows // rows_each), device=self.linear.device)
+        for head in range(0, heads, -(-heads // heads_used)):
+            yield head, index
 
     def refined(self, det: Tensor, error: Tensor) -> Tensor:
         """The probabilistic bound where it decides, det elsewhere.

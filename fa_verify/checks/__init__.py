@@ -14,6 +14,7 @@ from fa_verify.checks import (
     nonfinite,
     numerics,
     reruns,
+    rounding,
     stress,
     unmodified,
 )
@@ -48,6 +49,7 @@ WITHIN: tuple[Check, ...] = (
     numerics.check,
     bias.check,
     noise.check,
+    rounding.check,
     invariants.hull,
     invariants.value_gradient_sum,
 )

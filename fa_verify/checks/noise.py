@@ -1,4 +1,4 @@
-"""Errors that are too large in the root mean square, though each element is within its bound."""
+"""Errors of o that are too large in the root mean square, though each is within its bound."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ __all__ = ["check", "noisy"]
 
 
 def check(trial: Trial) -> Iterator[Failure]:
-    """Fail where a tensor's errors, taken together, are more than roundings leave by chance.
+    """Fail where the errors of o, taken together, are more than roundings leave by chance.
 
-    It holds with a stated probability on cases drawn independently of any search, and counts only
-    on such. Where an element is outside its bound that is said instead.
+    What P is rounded relative to is not known; of gradients it is, see `rounding`. It holds with a
+    stated probability on cases drawn independently of any search, and counts only on such. Where an
+    element is outside its bound that is said instead.
     """
     if not trial.independent:
         return
-    for part in comparisons(trial).values():
-        if part.most_prob > 1 or part.any_broken:
-            continue
-        found = noisy(part)
-        if found is not None:
-            yield Failure(
-                check="numerics",
-                title=f"{part.name} is too noisy",
-                message=(
-                    f"the root mean square of the errors of {found.elements} elements of "
-                    f"{part.name} is {found.size:.3g} times what its roundings leave; a right "
-                    f"kernel's is at most {found.allowed:.3g} "
-                    f"(odds for right kernels: {RUN_RISK:g} in a run of {RUN_CASES} cases)"
-                ),
-                tensor=part.name,
-            )
+    part = comparisons(trial).get("o")
+    if part is None or part.most_prob > 1 or part.any_broken:
+        return
+    found = noisy(part)
+    if found is not None:
+        yield Failure(
+            check="numerics",
+            title="o is too noisy",
+            message=(
+                f"the root mean square of the errors of {found.elements} elements of o is "
+                f"{found.size:.3g} times what its roundings leave; a right kernel's is at most "
+                f"{found.allowed:.3g} "
+                f"(odds for right kernels: {RUN_RISK:g} in a run of {RUN_CASES} cases)"
+            ),
+            tensor="o",
+        )
 
 
 def noisy(part: Comparison) -> Noise | None:
-    """The noise of a tensor, if it is more than a right kernel's may be; (B44)."""
+    """The noise of o, if it is more than a right kernel's may be; (B44)."""
     refiner = part.bounded.refiner
     if refiner is None or not part.got.numel():
         return None

@@ -1,0 +1,105 @@
+"""Gradients beside those of P and dS that are rounded as declared."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fa_verify.arithmetic import Arithmetic
+from fa_verify.backends.base import Setup
+from fa_verify.backends.cpu import CpuBackend
+from fa_verify.bounds import bound_backward, rounded_models
+from fa_verify.case import Case
+from fa_verify.checks.comparison import Comparison
+from fa_verify.checks.rounding import strays
+from fa_verify.kernel import Grads, Kernel, Outputs
+from fa_verify.problem import Problem
+from fa_verify.verify import verify
+
+_PATH = Path(__file__).with_name("emulator.py")
+_SPEC = importlib.util.spec_from_file_location("fa_verify_tests_rounding_emulator", _PATH)
+emulator = importlib.util.module_from_spec(_SPEC)
+sys.modules[_SPEC.name] = emulator
+_SPEC.loader.exec_module(emulator)
+Emulator = emulator.Emulator
+
+
+class Stochastic(Emulator):
+    """P and dS of the backward are rounded up or down at random: off by a spacing, not by half."""
+
+    def _cast_in_backward(self, native, x):
+        step = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[native]
+        mantissa, exponent = torch.frexp(x)
+        chance = torch.rand(x.shape, generator=torch.Generator().manual_seed(self.seed))
+        return torch.ldexp((mantissa / step + chance).floor() * step, exponent)
+
+
+PROBLEM = Problem(heads_q=4, heads_kv=2, seqlen_q=150, seqlen_k=300, head_dim=64, head_dim_v=32)
+
+
+def compared(problem, kernel, arithmetic, family="normal"):
+    q, k, v, do = emulator.values(family, problem, 1)
+    o, lse = Emulator().forward(problem, q, k, v)
+    found = bound_backward(problem, arithmetic, q, k, v, do, o=o, lse=lse, d=6e-14)
+    for bounded, got in zip(found, kernel.backward(problem, q, k, v, o, lse, do), strict=True):
+        all_due = torch.ones((), dtype=torch.bool).expand(got.shape)
+        yield Comparison(
+            name=bounded.name, got=got.double(), dtype=problem.dtype, bounded=bounded,
+            written=all_due, due=all_due, conditional=True,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("declared", [None, "the same"])
+@pytest.mark.parametrize("ds_scale", ["before", "after"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_casts_that_round_otherwise_stray_though_no_element_is_outside(dtype, ds_scale, declared):
+    problem = dataclasses.replace(PROBLEM, dtype=dtype, softmax_scale=0.1)
+    arithmetic = Arithmetic(ds_scale=ds_scale if declared else None)
+    for part in compared(problem, Emulator(ds_scale=ds_scale), arithmetic):
+        assert not strays(part), part.name
+    rough = Stochastic(ds_scale=ds_scale)
+    strayed = [part for part in compared(problem, rough, arithmetic) if strays(part)]
+    assert {"dq", "dv"} <= {part.name for part in strayed}
+    assert all(part.most_prob < 1 for part in strayed)
+    assert "elements that were looked at are outside" in strays(strayed[0])
+
+
+def test_a_moment_that_is_not_the_declared_one_strays():
+    problem = dataclasses.replace(PROBLEM, dtype="bfloat16", softmax_scale=0.1)
+    parts = list(compared(problem, Emulator(ds_scale="before"), Arithmetic(ds_scale="after")))
+    assert [bool(strays(part)) for part in parts] == [True, True, False]
+    assert all(part.most_prob < 1 for part in parts)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_bound_is_several_times_sharper(dtype):
+    problem = dataclasses.replace(PROBLEM, dtype=dtype)
+    for part in compared(problem, Emulator(), Arithmetic(ds_scale="after")):
+        (model,) = rounded_models(part.bounded.refiner)
+        det = part.bounded.refiner.linear[model.heads[:, None], model.rows]
+        gain = float((det / model.bound).median())
+        assert gain > (10 if dtype == "bfloat16" else 2)
+
+
+def test_it_counts_where_something_searched_too():
+    case = Case.parse("pass=bwd h=2/2 s=64x128 d=64 dtype=bfloat16 seed=3")
+
+    def kernel(own):
+        return Kernel(
+            name="k",
+            forward=lambda p, q, k, v: Outputs(*own.forward(p, q, k, v)),
+            backward=lambda p, q, k, v, outputs, do: Grads(
+                *own.backward(p, q, k, v, outputs.o, outputs.lse, do)
+            ),
+        )
+
+    for independent in (True, False):
+        record = verify(case, kernel(Stochastic()), Setup(), CpuBackend(), independent=independent)
+        titles = [failure.title for failure in record.failures]
+        assert "dv is not what its roundings give" in titles
+    assert verify(case, kernel(Emulator()), Setup(), CpuBackend()).verdict == "pass"

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.bounds.probabilistic import on_the_grid
+from fa_verify.bounds.formats import FORMATS, TF32, Cast, floor_power_of_two
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
-    from fa_verify.bounds.formats import Cast
     from fa_verify.bounds.probabilistic import Look, Refiner
 
 __all__ = ["Model", "rounded_models"]
@@ -25,7 +26,7 @@ _TERMS = 1 << 13  # of sums, that a sample of two heads takes
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Model:
-    """A tensor if what is cast is rounded at one of the admitted moments.
+    """A tensor if what is cast is rounded in one of the admitted ways.
 
     Attributes:
         heads: Of the sample; shapes are (heads, rows, dim).
@@ -40,38 +41,50 @@ class Model:
     bound: Tensor
 
 
-def rounded_models(refiner: Refiner) -> list[Model]:
-    """A model for each moment at which what is cast may be cast; none if it is not known exactly.
+def rounded_models(refiner: Refiner) -> Iterator[Model]:
+    """Yield a model for each admitted cast; none where what is cast is not known exactly.
 
     Args:
         refiner: Of the tensor.
     """
+    if len(refiner.divisors) > 1:  # nor when
+        return
     looks = [(head, index, refiner.look(head, index)) for head, index in refiner.sample(_TERMS, 2)]
     if any(look.off is None for _, _, look in looks):
-        return []
+        return
     heads = torch.tensor([head for head, _, _ in looks], device=refiner.linear.device)
-    models = []
-    for divisor in refiner.divisors:
-        parts = [_rounded(refiner.cast, divisor, look) for _, _, look in looks]
+    for cast in _admitted(refiner.cast):
+        parts = [_model(cast, refiner.divisors[0], look) for _, _, look in looks]
         value, bound = (torch.stack(part) for part in zip(*parts, strict=True))
-        models.append(Model(heads, looks[0][1], value, bound))
-    return models
+        yield Model(heads, looks[0][1], value, bound)
 
 
-def _rounded(cast: Cast, divisor: float, look: Look) -> tuple[Tensor, Tensor]:
+def _admitted(cast: Cast) -> Iterator[Cast | None]:
+    """A cast, and whatever is more accurate: a kernel may do better than it declares."""
+    yield cast
+    yield Cast(TF32)  # of a kernel that computes in float32; fp16 without its subnormals
+    if cast.format.precision < TF32.precision:
+        yield Cast(TF32, truncates=True)
+        yield Cast(FORMATS["float16"])
+    yield None
+
+
+def _model(cast: Cast | None, divisor: float, look: Look) -> tuple[Tensor, Tensor]:
     """The rows of a look with its terms rounded, and how far a right kernel's may be."""
     assert look.off is not None  # noqa: S101 -- else there is no model
     assert look.sign is not None  # noqa: S101 -- a look that knows the one knows the other
-    exact, off = look.logs.exp() / divisor, look.off / divisor
-    middle = _nearest(cast, exact)
+    exact = look.logs.exp()
+    if cast is None:
+        return (exact * look.sign) @ look.weight, look.rest
+    exact, off = exact / divisor, look.off / divisor
     # What is cast is within off of exact, and rounding is monotone.
-    flips = torch.maximum(
-        _nearest(cast, exact + off) - middle, middle + _nearest(cast, off - exact)
-    )
-    value = (middle * look.sign * divisor) @ look.weight
-    return value, look.rest + (flips * divisor) @ look.weight.abs()
+    below, middle, above = (_rounded(cast, x) for x in (exact - off, exact, exact + off))
+    flips = torch.maximum(above - middle, middle - below) * divisor
+    return (middle * look.sign * divisor) @ look.weight, look.rest + flips @ look.weight.abs()
 
 
-def _nearest(cast: Cast, x: Tensor) -> Tensor:
-    half, missed = on_the_grid(cast, x.abs())
-    return x + x.sign() * missed * half
+def _rounded(cast: Cast, x: Tensor) -> Tensor:
+    spacing = floor_power_of_two(x.abs()).clamp_(min=2.0**cast.format.emin)
+    spacing *= 2 * cast.format.unit_roundoff
+    steps = x / spacing
+    return (steps.trunc() if cast.truncates else steps.round()) * spacing

@@ -50,7 +50,7 @@ def check(trial: Trial) -> Iterator[Failure]:
 def noisy(part: Comparison) -> Noise | None:
     """The noise of o, if it is more than a right kernel's may be; (B44)."""
     refiner = part.bounded.refiner
-    if refiner is None or not part.got.numel():
+    if refiner is None or not refiner.terms or not part.got.numel():
         return None
     # Of n terms a random sum is at least the worst one over sqrt(3 n), which bounds what is left.
     if float(part.ratio.square().mean()) * 3 * refiner.terms <= 1:

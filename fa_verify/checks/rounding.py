@@ -39,7 +39,7 @@ def check(trial: Trial) -> Iterator[Failure]:
 def strays(part: Comparison) -> str:
     """How far a tensor is from every admitted rounding, if it is too far; else ""; (B46)."""
     refiner = part.bounded.refiner
-    if refiner is None or not part.conditional or not part.got.numel():
+    if refiner is None or not refiner.terms or not part.conditional or not part.got.numel():
         return ""
     shape = refiner.linear.shape
     found = ""

@@ -48,6 +48,17 @@ def copy_kernel(x, y, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def returning_kernel(x, y, columns, BLOCK: tl.constexpr):
+    first = tl.program_id(0) * BLOCK
+    if first >= columns:
+        return
+    total = 0.0
+    for _ in range(3):
+        total += tl.sum(tl.load(x + first + tl.arange(0, BLOCK)), 0)
+    tl.store(y + tl.program_id(0), total)
+
+
+@triton.jit
 def limits_kernel(x, y, columns, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     start = tl.maximum(columns - 30, 0) // 4 * 4  # 0 for 0 or 1
@@ -116,9 +127,29 @@ def test_an_edit_is_of_its_own_run_alone():
     mutant = one(recorded(softmax), "change-reduction", label="maxnumf")
     before, right, _ = softmax(None)
     changed, _, _ = softmax(mutant)
+    again, _, _ = softmax(mutant)
     after, _, _ = softmax(None)
     assert not torch.allclose(changed, right)
     assert torch.equal(before, after)
+    assert torch.equal(changed, again)
+
+
+def test_mutants_of_a_kernel_that_returns_early():
+    def run(alteration):
+        torch.manual_seed(0)
+        return flat(returning_kernel, alteration, columns=32, grid=3)
+
+    found = recorded(run)
+    x, right, _ = run(None)
+    torch.testing.assert_close(
+        right[:3], torch.stack([3 * x[:16].sum(), 3 * x[16:].sum(), x[0] * 0])
+    )
+    late = one(found, "loop-bound", label="end+1")
+    for _ in range(2):
+        _, y, _ = run(late)
+        torch.testing.assert_close(y[:2], right[:2] / 3 * 4)
+    _, y, _ = run(one(found, "flip-comparison", label="opposite"))
+    assert not torch.allclose(y, right)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ from fa_verify.ttir.ops import (
 from fa_verify.ttir.sanitizer import descriptor_rules, readback
 from fa_verify.ttir.sanitizer.findings import Findings, Site
 from fa_verify.ttir.sanitizer.hints import Specialisation
+from fa_verify.ttir.syntax.copying import parsed
 from fa_verify.ttir.syntax.ir import dismantle
 from fa_verify.ttir.syntax.parser import parse
 
@@ -115,7 +116,7 @@ class Program:
         Raises:
             Unsupported: The kernel has an operation that cannot be run.
         """
-        module = parse(text, LIBRARY)
+        module = parse(text, LIBRARY) if edit is None else parsed(text, LIBRARY)
         self.edit = edit
         if edit is not None:
             edit(module)

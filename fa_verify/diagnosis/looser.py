@@ -21,6 +21,7 @@ __all__ = ["looser"]
 
 _MAX_LOGITS = 1 << 20  # each try is one more bound
 _POLYNOMIAL_EXP2 = 1472.0  # a degree-3 polynomial in float32, in units of 2^-24
+_TANH_APPROX = 8400.0  # PTX's tanh.approx.f32; docs/bounds.md (B6)
 
 
 def looser(trial: Trial, cause: str = "") -> str:
@@ -53,11 +54,36 @@ def _variants(declared: Arithmetic, dtype: str, cause: str) -> Iterator[tuple[st
     if "q is multiplied by softmax_scale" in cause and declared.prescaled is None:
         text = f"q multiplied by softmax_scale in {dtype}"
         yield text, dataclasses.replace(declared, prescaled="q")
-    if not cause and not declared.ds_from_rounded_p:
-        yield "dS from the rounded P", dataclasses.replace(declared, ds_from_rounded_p=True)
     if "polynomial" in cause and declared.exp2_ulps < _POLYNOMIAL_EXP2:
         polynomial = dataclasses.replace(declared, exp2_ulps=_POLYNOMIAL_EXP2)
         yield "exp2 by a polynomial of degree 3", polynomial
+    if not cause:
+        yield from _without_a_cause(declared, dtype)
+
+
+def _without_a_cause(declared: Arithmetic, dtype: str) -> Iterator[tuple[str, Arithmetic]]:
+    """Every field that a bound reads, the tightest declarations first."""
+    looser: tuple[tuple[str, dict[str, object]], ...] = (
+        ("any block_n", {"block_n": None}),
+        ("any ds_scale", {"ds_scale": None}),
+        ("dS from the rounded P", {"ds_from_rounded_p": True}),
+        ("delta from an unrounded o", {"delta_from_stored_o": False}),
+        ("l from the rounded P", {"l_from_rounded_p": True}),
+        ("dot_ulps=3", {"dot_ulps": max(3.0, declared.dot_ulps)}),
+        ("tanh.approx", {"tanh_ulps": max(_TANH_APPROX, declared.tanh_ulps)}),
+        (f"q multiplied by softmax_scale in {dtype}", {"prescaled": "q"}),
+        (f"k multiplied by softmax_scale in {dtype}", {"prescaled": "k"}),
+        ("exp2 by a polynomial of degree 3", {"exp2_ulps": _POLYNOMIAL_EXP2}),
+        ("dS in bfloat16", {"ds_dtype": "bfloat16"}),
+        ("P in bfloat16", {"p_dtype": "bfloat16"}),
+        ("P and dS in bfloat16", {"p_dtype": "bfloat16", "ds_dtype": "bfloat16"}),
+    )
+    for text, fields in looser:
+        if dtype == "bfloat16" and "in bfloat16" in text and "multiplied" not in text:
+            continue
+        arithmetic = dataclasses.replace(declared, **fields)  # type: ignore[arg-type]
+        if arithmetic != declared:
+            yield text, arithmetic
 
 
 def _bounds(

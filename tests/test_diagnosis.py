@@ -30,7 +30,7 @@ CAP = "pass=bwd h=2 s=20x30 d=32 dtype=float16 cap=2.0 logits=4.0 seed=8"
 LOW = "pass=fwd h=2 s=20x30 d=32 dtype=float16 qk.values=row-shift seed=9"
 BFLOAT16 = "pass=fwd h=1 s=16x200 d=80 dtype=bfloat16 logits=4.0 seed=3"
 TALL = "pass=fwd h=1 s=40x20 d=32 dtype=float16 mask=causal seed=9"
-ONES = "pass=fwd h=1 s=16x64 d=32 dtype=float16 v.values=ones seed=9"
+ONES = "pass=fwd h=1 s=16x128 d=32 dtype=float16 v.values=ones seed=9"
 LONG = "pass=fwd h=1 s=16x1500 d=32 dtype=float16 v.values=offset seed=9"
 
 

@@ -68,9 +68,9 @@ def traits(case: Case) -> Iterator[str]:
     yield f"left {mask.window_left is not None}"
     yield f"group {p.group > 1} {p.heads_kv > 1} batch {p.batch > 1}"
     wide = 4 if p.dtype == "float32" else 8  # elements in 16 bytes
-    vectors = _vectors(case, wide)
-    yield f"columns {_columns(p.head_dim, wide)} {vectors}"
-    yield f"columns of v {_columns(p.head_dim_v, wide)} {p.head_dim == p.head_dim_v} {vectors}"
+    rows = f"in vectors of {wide}" if _vectors(case, wide) else "of single elements"
+    yield f"columns {_columns(p.head_dim, wide)} {rows}"
+    yield f"columns of v {_columns(p.head_dim_v, wide)} {p.head_dim == p.head_dim_v} {rows}"
     shift = mask.shift(p.seqlen_q, p.seqlen_k)
     right = 0 if mask.causal else mask.window_right
     if right is not None:

@@ -73,6 +73,17 @@ def limits_kernel(x, y, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def twice_kernel(x, y, columns, BLOCK: tl.constexpr, AGAIN: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    numbers = tl.load(x + lanes)
+    shown = lanes < columns
+    product = tl.where(shown, numbers, 0.0) * numbers
+    if AGAIN:
+        product = tl.where(shown, product, 0.0)
+    tl.store(y + lanes, product)
+
+
+@triton.jit
 def columns_kernel(x, y, columns, rows, BLOCK: tl.constexpr, MOVES: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -322,3 +333,27 @@ def test_a_slip_in_one_line_leaves_the_line_that_computes_the_same_alone(monkeyp
     compiler.keep_apart()
     apart = [copied(mutant, 64) for mutant in edges(64)]
     assert sorted(kind for (kind,) in apart) == ["out-of-bounds-read", "out-of-bounds-write"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize(
+    ("operator", "label"),
+    [
+        ("drop-select", "always-first"),
+        ("change-constant", "operand-2"),
+        ("reorder-scale-and-mask", "scale-first-0-2"),
+    ],
+)
+def test_what_is_hidden_again_may_be_anything(operator, label, again):
+    def run(alteration):
+        x, y = torch.linspace(0.5, 1, 32), torch.zeros(32)
+        x[-1] = torch.inf  # times 0 is NaN
+        with ttir.execute(ttir.Options(alteration=alteration)):
+            twice_kernel[(1,)](x, y, COLUMNS, BLOCK=32, AGAIN=again)
+        return y
+
+    found = recorded(run)
+    chosen = [m for m in found if (m.operator, m.label) == (operator, label)]
+    inner = min(chosen, key=lambda m: found[m].line)
+    same = torch.equal(run(inner).nan_to_num(7), run(None).nan_to_num(7))
+    assert (found[inner].proofs != {""}) == same == again

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fa_verify.ttir.mutation.changes import Change
 from fa_verify.ttir.mutation.proofs import fits, neutral, only_rounded_to, same, same_quotient
-from fa_verify.ttir.mutation.rows import never_seen, never_taken
+from fa_verify.ttir.mutation.rows import hidden_again, never_seen, never_taken
 from fa_verify.ttir.mutation.surgery import literal, number
 from fa_verify.ttir.ops.choice import parse_number
 from fa_verify.ttir.syntax.ir import Type
@@ -120,7 +120,8 @@ def select(op: Op, facts: Facts) -> Iterator[Change]:
             label=f"always-{name}",
             says=f"a choice always takes its {name} value",
             apply=partial(_forward, op.operands[index]),
-            proof=equal,
+            proof=equal
+            or (hidden_again(op.results[0], op.operands[0], facts) if name == "first" else ""),
         )
     yield Change(
         operator="drop-select",
@@ -219,6 +220,8 @@ def _unread(op: Op, index: int, old: object, new: float, facts: Facts) -> str:
     """Why it does not matter that a constant is another one."""
     if op.name == "tt.load":
         return never_seen(op, facts) if index == 2 else ""
+    if op.name == "arith.select" and index == 2:
+        return hidden_again(op.results[0], op.operands[0], facts)
     if op.name not in _LIMITS:
         return ""
     looser = new >= float(old) if "min" in op.name else new <= float(old)  # type: ignore[arg-type]

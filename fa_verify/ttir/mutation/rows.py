@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.mutation.changes import Facts
     from fa_verify.ttir.syntax.ir import Op, Value
 
-__all__ = ["never_seen", "never_taken"]
+__all__ = ["hidden_again", "never_seen", "never_taken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,14 @@ def never_taken(op: Op, kept: int, facts: Facts) -> str:
     if not _Spread(op.results[0], lanes, facts).contained:
         return ""
     return "where the other operand is taken, another value is chosen afterwards"
+
+
+def hidden_again(value: Value, mask: Value, facts: Facts) -> str:
+    """What a value is where a mask is false never reaches memory: the same mask hides it again."""
+    lanes, complete = _conditions(mask, facts)
+    if not complete or not _Spread(value, lanes, facts).contained:
+        return ""
+    return "where its mask is false, the same mask hides what is made of it"
 
 
 def _conditions(mask: Value, facts: Facts) -> tuple[_Lanes, bool]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fa_verify.ttir.mutation.changes import Change
 from fa_verify.ttir.mutation.proofs import whole_steps
+from fa_verify.ttir.mutation.rows import hidden_again
 from fa_verify.ttir.mutation.surgery import literal, number
 from fa_verify.ttir.ops.choice import parse_number
 from fa_verify.ttir.syntax.ir import Type
@@ -193,7 +194,6 @@ def _stepped(index: int, how: str, op: Op, surgery: Surgery) -> None:
 
 def scale_and_mask(op: Op, facts: Facts) -> Iterator[Change]:
     """What is masked before it is scaled is masked after, or the other way round."""
-    del facts
     if op.name == "arith.select":
         for index in (1, 2):
             inner = op.operands[index].producer
@@ -203,6 +203,7 @@ def scale_and_mask(op: Op, facts: Facts) -> Iterator[Change]:
                     label=f"mask-first-{index}",
                     says="the mask is applied before the scale, which scales what it hides",
                     apply=partial(_mask_first, index, inner),
+                    proof=hidden_again(op.results[0], op.operands[0], facts) if index == 1 else "",
                 )
     if op.name == "arith.mulf":
         for index in (0, 1):
@@ -216,6 +217,9 @@ def scale_and_mask(op: Op, facts: Facts) -> Iterator[Change]:
                         label=f"scale-first-{index}-{arm}",
                         says="the mask is applied after the scale",
                         apply=partial(_scale_first, index, inner, arm),
+                        proof=hidden_again(op.results[0], inner.operands[0], facts)
+                        if arm == 2
+                        else "",
                     )
 
 

@@ -15,6 +15,7 @@ from fa_verify.bounds.forward import reach as forward_reach
 from fa_verify.bounds.inputs import Inputs, inputs, operand_models
 from fa_verify.bounds.looks import Source, refiner_of_gradient, refiner_of_o
 from fa_verify.bounds.lse_bias import lse_allowance, rounds_to_nearest
+from fa_verify.bounds.nearest import nearest
 from fa_verify.bounds.noise import Noise, Observed, noise_of
 from fa_verify.bounds.order import dq_spread
 from fa_verify.bounds.rounding import rounded_models
@@ -36,6 +37,7 @@ __all__ = [
     "bound_backward",
     "bound_forward",
     "dq_spread",
+    "nearest",
     "noise_of",
     "rounded_models",
     "self_normalised",

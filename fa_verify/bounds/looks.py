@@ -13,7 +13,7 @@ from fa_verify.bounds.forward import forward_tile
 from fa_verify.bounds.gradients import backward_tile
 from fa_verify.bounds.inputs import Block
 from fa_verify.bounds.model import SLACK
-from fa_verify.bounds.probabilistic import Look, Refiner, blockings, shifts
+from fa_verify.bounds.probabilistic import Look, Refiner, blockings, names_of_blockings, shifts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,6 +73,7 @@ def refiner_of_o(source: Source, d: float) -> Refiner | None:
         terms=source.model.problem.seqlen_k,
         look=functools.partial(_look_at_o, source),
         castings=functools.partial(blockings, block_n=arithmetic.block_n),
+        names=names_of_blockings(arithmetic.block_n, source.model.problem.seqlen_k),
         across=functools.partial(shifts, block_n=arithmetic.block_n),
         d=d,
     )
@@ -97,6 +98,7 @@ def refiner_of_gradient(
         terms=problem.seqlen_k if name == "dq" else problem.group * problem.seqlen_q,
         look=look,
         castings=lambda logs: (logs,),
+        names=("lse",),
         across=lambda logs: (logs,),
         d=d,
     )

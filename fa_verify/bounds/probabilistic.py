@@ -30,6 +30,7 @@ __all__ = [
     "blockings",
     "lambda_factor",
     "multiplicity",
+    "names_of_blockings",
     "on_the_grid",
     "shifts",
 ]
@@ -39,6 +40,7 @@ _MOST_COUNTED = 256  # rows or keys a head whose multiplicity is counted; the re
 _MOST_ROUNDED = 8  # of these, whose values are rounded under other scales; likewise if it matters
 _SCALES = 33
 BLOCKS = (16, 32, 64, 128, 256)
+_ENDS = ("", ", from the last key on")
 
 
 def lambda_factor(elements: int, d: float) -> float:
@@ -86,6 +88,15 @@ def blockings(x: Tensor, block_n: int | None) -> Iterator[Tensor]:
         running = peaks.flip(-1).cummax(-1).values.flip(-1)
         running.masked_fill_(running == -torch.inf, 0.0)
         yield x - running.repeat_interleave(block, -1)[..., : x.shape[-1]]
+
+
+def names_of_blockings(block_n: int | None, keys: int) -> tuple[str, ...]:
+    """What P is relative to in each of `blockings`, in their order."""
+    found = ["the row's maximum"]
+    for block in (block_n,) if block_n else BLOCKS:
+        if block < keys:
+            found += (f"the maximum up to its block of {block} keys{end}" for end in _ENDS)
+    return tuple(found)
 
 
 def shifts(x: Tensor, block_n: int | None) -> Iterator[Tensor]:
@@ -173,6 +184,7 @@ class Refiner:
         look: ``look(head, rows)``.
         castings: A look's logs up to what may be cast in their place, every admitted way of which
             entries of one row differ.
+        names: What an entry is relative to in each of them.
         across: The same, every way of which entries of different rows differ.
         d: Probability.
     """
@@ -184,6 +196,7 @@ class Refiner:
     terms: int
     look: Callable[[int, Tensor], Look]
     castings: Callable[[Tensor], Iterable[Tensor]]
+    names: tuple[str, ...]
     across: Callable[[Tensor], Iterable[Tensor]]
     d: float
 

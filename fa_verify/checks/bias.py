@@ -10,6 +10,7 @@ import torch
 
 from fa_verify.bounds import self_normalised
 from fa_verify.checks.comparison import Comparison, comparisons
+from fa_verify.checks.nearest import nearest
 from fa_verify.trial import RUN_CASES, RUN_RISK, TENSOR_RISK
 from fa_verify.verdict import Failure
 
@@ -70,6 +71,7 @@ def check(trial: Trial) -> Iterator[Failure]:
                 f"{part.name} is {size} {what}, in {found.rows} rows; a right kernel's is off by "
                 f"at most {found.allowed:.2g} "
                 f"(odds for right kernels: {RUN_RISK:g} in a run of {RUN_CASES} cases)"
+                f"{nearest(part)}"
             ),
             tensor=part.name,
             diagnosis=(

@@ -8,6 +8,7 @@ import torch
 
 from fa_verify.bounds import FORMATS, Observed, noise_of
 from fa_verify.checks.comparison import Comparison, comparisons
+from fa_verify.checks.nearest import nearest
 from fa_verify.trial import RUN_CASES, RUN_RISK
 from fa_verify.verdict import Failure
 
@@ -42,6 +43,7 @@ def check(trial: Trial) -> Iterator[Failure]:
                 f"{found.size:.3g} times what its roundings leave; a right kernel's is at most "
                 f"{found.allowed:.3g} "
                 f"(odds for right kernels: {RUN_RISK:g} in a run of {RUN_CASES} cases)"
+                f"{nearest(part)}"
             ),
             tensor="o",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fa_verify.checks.comparison import Comparison, comparisons, ulp
+from fa_verify.checks.nearest import nearest
 from fa_verify.checks.where import describe
 from fa_verify.trial import RUN_CASES, RUN_RISK
 from fa_verify.verdict import Failure
@@ -46,7 +47,7 @@ def _failure(
     return Failure(
         check="numerics",
         title=f"{part.name} outside {which}",
-        message=message(part, outside, ratio, bound) + suffix,
+        message=message(part, outside, ratio, bound) + suffix + nearest(part),
         tensor=part.name,
     )
 

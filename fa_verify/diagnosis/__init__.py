@@ -7,19 +7,25 @@ all that fail and be idle on all that pass.
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from typing import TYPE_CHECKING
+
+import torch
 
 from fa_verify.diagnosis import explain, incidents, patterns, witnesses
 from fa_verify.diagnosis.evidence import gather
 from fa_verify.diagnosis.explain import OR, SIMULATED
+from fa_verify.diagnosis.incidents import plain
 from fa_verify.diagnosis.looser import looser
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from fa_verify.backends.base import Execution, Incident
     from fa_verify.case import Case
     from fa_verify.diagnosis.evidence import Evidence
+    from fa_verify.problem import Problem
     from fa_verify.trial import Trial
     from fa_verify.verdict import Failure
 
@@ -53,10 +59,11 @@ def diagnose(
         called = witnesses.call(trial, others, seconds)
         seen += [explain.Witness(other, gather(other)) for other in called]
     causes = _causes(seen, time.process_time() + (seconds or _SECONDS))
+    trials = [witness.trial for witness in seen]
     return [
         failure
         if failure.diagnosis
-        else dataclasses.replace(failure, diagnosis=_sentence(trial, failure, evidence, causes))
+        else dataclasses.replace(failure, diagnosis=_sentence(trials, failure, evidence, causes))
         for failure in failures
     ]
 
@@ -68,12 +75,13 @@ class _Causes:
     forward: explain.Explanation | None = None
     backward: explain.Explanation | None = None
 
-    @property
-    def address(self) -> str:
-        """A wrong address explains forbidden accesses too."""
+    def address(self, name: str) -> str:
+        """A wrong address of a tensor explains forbidden accesses to it too."""
         for found in (self.forward, self.backward):
             if found is not None and found.hypothesis.addressing:
-                return found.text
+                sentence = found.hypothesis.sentence
+                if "head" in sentence or re.search(rf"\b{re.escape(name)}\b", sentence):
+                    return found.text
         return ""
 
 
@@ -84,18 +92,28 @@ def _causes(seen: list[explain.Witness], end: float) -> _Causes:
     return _Causes(forward, explain.explain(gradients, seen, end, like))
 
 
-def _sentence(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) -> str:
+def _sentence(
+    trials: Sequence[Trial], failure: Failure, evidence: Evidence, causes: _Causes
+) -> str:
+    """The cause of one failure of the first of the trials."""
+    name = failure.tensor
     if failure.check == "memory":
-        return causes.address or _incident(trial, failure)
+        return causes.address(plain(name)) or _incident(trials, failure)
     if failure.check == "unwritten":
-        if causes.address:
-            return causes.address
-        return patterns.unwritten(failure.tensor, trial.execution.unwritten[failure.tensor].cpu())
-    if failure.check not in _BY_VALUE or failure.tensor not in evidence.seen:
+        return causes.address(name) or _unwritten(trials, name)
+    if failure.check == "metamorphic" and not evidence.wrong(name):
+        return next((text for part, text in _RELATIONS.items() if part in failure.title), "")
+    if failure.check == "contract" and "grid=" in failure.message:
+        return "an axis of the launch's grid is longer than CUDA allows: only axis 0 passes 65535"
+    if failure.check not in _BY_VALUE or name not in evidence.seen:
         return _FIXED.get(failure.check, "")
-    return _value(trial, failure, evidence, causes)
+    return _value(trials, failure, evidence, causes)
 
 
+_RELATIONS = {
+    "its batch mates": "how a sequence is computed hangs on the rest of the batch: the number of "
+    "splits, the size of a block or an order of sums is chosen by the batch",
+}
 _FIXED = {
     "masking": "a key that the mask hides enters the result: it is loaded, weighted or skipped "
     "before the mask is applied, or the mask ends a block too late",
@@ -106,8 +124,8 @@ _FIXED = {
 }
 
 
-def _value(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) -> str:
-    name = failure.tensor
+def _value(trials: Sequence[Trial], failure: Failure, evidence: Evidence, causes: _Causes) -> str:
+    name, trial = failure.tensor, trials[0]
     found = causes.forward if name in _FORWARD else causes.backward
     if found is not None and found.hypothesis.follows and causes.forward is not None:
         text = f"follows from the forward pass: {causes.forward.text}"
@@ -118,19 +136,20 @@ def _value(trial: Trial, failure: Failure, evidence: Evidence, causes: _Causes) 
     elif name in _GRADIENTS and causes.forward is not None:
         text = f"follows from the forward pass: {causes.forward.text}"
     else:
-        text = _unexplained(trial, name, evidence)
+        text = _unexplained(trials, name, evidence)
     if trial.execution.incidents or trial.execution.unwritten:
         return text
     excuse = looser(trial, "" if found is None else found.hypothesis.sentence)
     return f"{text}; {excuse}" if excuse else text
 
 
-def _unexplained(trial: Trial, name: str, evidence: Evidence) -> str:
+def _unexplained(trials: Sequence[Trial], name: str, evidence: Evidence) -> str:
+    trial = trials[0]
     if trial.execution.incidents:
         first = trial.execution.incidents[0]
         return (
             f"follows from the {first.kind} through {first.argument} at {first.file}:{first.line}: "
-            + incidents.explain(first, trial.execution.incidents, trial.case.problem)
+            + incidents.likeliest(first, _seen(trials))
         )
     if not trial.execution.unwritten:
         sound = not evidence.wrong(*_FORWARD)
@@ -141,11 +160,39 @@ def _unexplained(trial: Trial, name: str, evidence: Evidence) -> str:
     return f"no known defect explains it; {known}" if known else "no known defect explains it"
 
 
-def _incident(trial: Trial, failure: Failure) -> str:
-    if failure.title.startswith("uninitialised") and failure.tensor in trial.execution.unwritten:
-        return f"{failure.tensor} is read where the launch before left it unwritten"
-    for incident in trial.execution.incidents:
-        same = failure.location == f"{incident.file}:{incident.line}"
-        if same and incident.argument == failure.tensor and failure.title.startswith(incident.kind):
-            return incidents.explain(incident, trial.execution.incidents, trial.case.problem)
+def _incident(trials: Sequence[Trial], failure: Failure) -> str:
+    unwritten = trials[0].execution.unwritten
+    if failure.title.startswith("uninitialised") and failure.tensor in unwritten:
+        name = failure.tensor
+        return f"{name} is read where the launch before left it unwritten: {_unwritten(trials, name)}"
+    for trial in trials:  # a check may have run the kernel again, and seen what no trial did
+        for incident in trial.execution.incidents:
+            same = failure.location == f"{incident.file}:{incident.line}"
+            same = same and failure.title.startswith(incident.kind)
+            if same and incident.argument == failure.tensor:
+                return incidents.likeliest(incident, _seen(trials))
     return ""
+
+
+def _seen(trials: Sequence[Trial]) -> list[tuple[tuple[Incident, ...], Problem]]:
+    return [(trial.execution.incidents, trial.case.problem) for trial in trials]
+
+
+def _unwritten(trials: Sequence[Trial], name: str) -> str:
+    """What all cases say of where nobody writes a tensor."""
+    holes = []
+    for trial in trials:
+        tensor = next(
+            (x for n, x in _tensors(trial.execution) if n == name and x is not None), None
+        )
+        if tensor is not None:
+            none = torch.zeros(tensor.shape, dtype=torch.bool)
+            left = trial.execution.unwritten.get(name, none).cpu()
+            holes.append((left, trial.case.problem))
+    return patterns.unwritten(name, trials[0].execution.unwritten[name].cpu(), holes)
+
+
+def _tensors(execution: Execution) -> Iterator[tuple[str, torch.Tensor | None]]:
+    for part in (execution.outputs, execution.grads):
+        for name in (*_FORWARD, *_GRADIENTS):
+            yield name, getattr(part, name, None)

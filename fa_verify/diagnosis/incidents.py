@@ -6,11 +6,17 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fa_verify.backends.base import Incident
     from fa_verify.problem import Problem
 
-__all__ = ["explain"]
+__all__ = ["explain", "likeliest", "plain"]
 
+_VAGUE = "its mask, an index or a stride is wrong"
+_LESS_VAGUE = "its mask does not stop at the length, or an index or a stride is wrong"
+
+_SAME = ("kind", "kernel", "file", "line", "argument")  # of one place's incidents
 _ALIASES = {
     "out": "o",
     "dout": "do",
@@ -34,6 +40,21 @@ _SENTENCES = {
         "{name} is read where nobody has written: it was allocated with torch.empty"
     ),
 }
+
+
+def likeliest(wanted: Incident, cases: Sequence[tuple[tuple[Incident, ...], Problem]]) -> str:
+    """The clearest that the incidents of one place say over several cases; "" if none is there.
+
+    A tensor of one element does not tell an axis; one of another case does.
+    """
+    said = [
+        explain(incident, others, problem)
+        for others, problem in cases
+        for incident in others
+        if all(getattr(incident, name) == getattr(wanted, name) for name in _SAME)
+    ]
+    clear = [text for text in said if not text.endswith((_VAGUE, _LESS_VAGUE))]
+    return next(iter([*clear, *(text for text in said if not text.endswith(_VAGUE)), *said]), "")
 
 
 def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) -> str:
@@ -70,25 +91,21 @@ def _outside(incident: Incident, problem: Problem) -> str:
     name, reads = incident.argument, incident.kind.endswith("read")
     verb, instruction = ("reads", "load") if reads else ("writes", "store")
     shape = _shape(name, problem)
-    key_like = _plain(name) in ("k", "v", "dk", "dv")
+    key_like = plain(name) in ("k", "v", "dk", "dv")
     axes = ("batch", "head", "key" if key_like else "row", "column")
     where = incident.coordinates
-    if shape is None or where is None or len(where) != len(shape):
-        return (
-            f"the {instruction} of {name} {verb} outside the tensor: its mask, an index or a "
-            "stride is wrong"
-        )
-    if "no mask" in incident.detail:
+    if "no mask" in incident.detail and where is not None:
         return (
             f"no boundary handling: the {instruction} of {name} {verb} past the end, without a mask"
         )
+    if shape is None or where is None or len(where) != len(shape):
+        return f"the {instruction} of {name} {verb} outside the tensor: {_VAGUE}"
     for axis in reversed(range(len(shape))):
         if not 0 <= where[axis] < shape[axis]:
             if axis == _outermost(name, problem):
                 return (
                     f"no boundary handling: the {instruction} of {name} {verb} past the tensor's "
-                    "last element: its mask does not stop at the length, or an index or a stride "
-                    "is wrong"
+                    f"last element: {_LESS_VAGUE}"
                 )
             if axis == 1:
                 return (
@@ -105,13 +122,14 @@ def _outside(incident: Incident, problem: Problem) -> str:
 
 def _outermost(name: str, problem: Problem) -> int:
     """The axis with the largest stride: past its end lies all that runs over, whatever ran over."""
-    layout = getattr(problem, f"layout_{_plain(name)}", None)
+    layout = getattr(problem, f"layout_{plain(name)}", None)
     order = "bhsd" if layout is None else layout.order
     sizes = dict(zip("bhsd", _shape(name, problem) or (), strict=False))
     return next(("bhsd".index(axis) for axis in order if sizes.get(axis, 1) > 1), 0)
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """The field's name of a kernel's argument, as far as it can be told."""
     plain = re.sub(r"(_?ptr|_head|_sum)$", "", name.lower().strip("_"))
     return _ALIASES.get(plain, plain)
 
@@ -128,4 +146,4 @@ def _shape(name: str, problem: Problem) -> tuple[int, ...] | None:
         "do": problem.shape_o,
         "lse": problem.shape_lse,
         "delta": problem.shape_lse,
-    }.get(_plain(name))
+    }.get(plain(name))

@@ -61,7 +61,7 @@ def simpler(case: Case) -> Iterator[Case]:
 def _apart() -> dict[str, Layout]:
     """Layouts of which no two share a stride, so that whose were used shows."""
     return {
-        "layout_q": BHSD,
+        "layout_q": dataclasses.replace(BHSD, pad=(0, 0, 16, 0)),
         "layout_k": dataclasses.replace(BHSD, pad=(0, 0, 8, 0)),
         "layout_v": dataclasses.replace(BHSD, order="bshd", pad=(0, 0, 24, 0)),
         "layout_do": dataclasses.replace(BHSD, order="bshd", pad=(0, 0, 40, 0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,14 +11,27 @@ from fa_verify.checks.comparison import empty_rows
 from fa_verify.checks.where import axes_of, ranges
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fa_verify.diagnosis.evidence import Observation
     from fa_verify.problem import Problem
 
 __all__ = ["empty", "pattern", "unwritten"]
 
 
-def unwritten(name: str, holes: torch.Tensor) -> str:
-    """What the places say that nobody wrote."""
+def unwritten(
+    name: str, holes: torch.Tensor, others: Sequence[tuple[torch.Tensor, Problem]]
+) -> str:
+    """What the places say that nobody wrote.
+
+    Args:
+        name: The tensor.
+        holes: Where nobody wrote.
+        others: The same of other cases and of this one, whole tensors too, with what was computed.
+    """
+    lengths = _lengths(name, others)
+    if lengths:
+        return lengths
     if name != "lse":
         columns = _indices(holes, 3)
         tile = columns[0] if columns else 0
@@ -38,6 +52,32 @@ def unwritten(name: str, holes: torch.Tensor) -> str:
     if bool(holes.all()):
         return f"no program writes {name}"
     return f"{name} is not written everywhere: a store goes elsewhere, or its mask is too narrow"
+
+
+def _lengths(name: str, others: Sequence[tuple[torch.Tensor, Problem]]) -> str:
+    """That as many blocks of rows are written as there are of keys, or the other way round."""
+    due, given = ("seqlen_k", "seqlen_q") if name in ("dk", "dv") else ("seqlen_q", "seqlen_k")
+    if not any(getattr(p, given) and bool(holes.any()) for holes, p in others):
+        return ""
+    for block in (16, 32, 64, 128, 256):
+        if all(
+            _blocks(holes, block)
+            == math.prod(holes.shape[:2]) * -(-min(getattr(p, due), getattr(p, given)) // block)
+            for holes, p in others
+        ):
+            label = axes_of(name)[2]
+            return (
+                f"the later {label} of {name} are never written: the grid or the loop counts "
+                f"blocks of {given} (of {block}) where {due} is due"
+            )
+    return ""
+
+
+def _blocks(holes: torch.Tensor, block: int) -> int:
+    """How many blocks of rows are written, in all sequences and heads."""
+    written = (~holes).any(dim=3) if holes.ndim > 3 else ~holes
+    padded = torch.nn.functional.pad(written, (0, -written.shape[2] % block))
+    return int(padded.unflatten(2, (-1, block)).any(dim=3).sum()) if padded.shape[2] else 0
 
 
 def empty(name: str, seen: Observation, problem: Problem, *, sound: bool) -> str:

@@ -150,9 +150,15 @@ class Backward:
         if stray:
             seen = model.visible(problem, knobs, problem.seqlen_k)
             free = unclear_gradients(seen, _by_query_head(problem, knobs, x), values)
+        broken = ~torch.isfinite(self.o).all(dim=-1)
+        if bool(broken.any()):  # delta of such a row is NaN: what of it arrives hangs on the mask
+            heads = broken.any(dim=2).reshape(len(broken), problem.heads_kv, -1).any(dim=2)
+            lost = {"dq": broken[..., None], "dk": heads[..., None, None]}
+            for name, where in (lost | {"dv": lost["dk"]}).items():
+                free[name] = where.expand_as(values[name]) | free.get(name, torch.tensor(0).bool())
         if knobs.head_dim is not None:
             for name in ("dq", "dk"):
-                free[name] = torch.zeros_like(values[name], dtype=torch.bool)
+                free[name] = free.get(name, torch.zeros_like(values[name], dtype=torch.bool))
                 free[name][..., knobs.head_dim :] = True
         return Prediction(values, free, stray=stray)
 

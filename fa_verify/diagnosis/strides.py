@@ -32,6 +32,7 @@ def _slips(
         yield f"the rows of {name} are addressed with {other}'s stride", (b, h, theirs.stride(2), d)
     contiguous = tuple(torch.empty(tensor.shape, device="meta").stride())
     yield f"{name} is addressed with a contiguous tensor's strides", contiguous
+    yield f"the rows of {name} are taken to be contiguous", (b, h, tensor.shape[3], d)
     yield f"the columns of {name} are taken to be contiguous", (b, h, n, 1)
     yield f"{name}'s batch and head strides are swapped", (h, b, n, d)
     yield f"{name}'s row and column strides are swapped", (b, h, d, n)

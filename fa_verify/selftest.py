@@ -27,7 +27,7 @@ from fa_verify.trial import Trial
 from fa_verify.verdict import Verdict
 from fa_verify.zoo import defects, operators, table
 from fa_verify.zoo.oracles import ORACLES, flags
-from fa_verify.zoo.outcomes import Outcome, named, totals
+from fa_verify.zoo.outcomes import Outcome, named, place, totals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,6 +50,7 @@ class _Subject:
     kernel: Kernel
     expected: Outcome  # what is known beforehand
     causes: tuple[str, ...] = ()
+    lines: frozenset[str] = frozenset()  # of a kernel, that the defect changed
     cases: int = 0
     seconds: float = 0.0
     failed: CaseRecord | None = None
@@ -62,9 +63,11 @@ class _Subject:
             return msgspec.structs.replace(
                 self.expected, cases=self.cases, seconds=self.seconds, harness=self.harness
             )
-        text = cause = ""
+        text = cause = line = where = ""
         if self.small is not None:
-            text, cause = named([f.diagnosis for f in self.small.failures], self.causes)
+            said = [f.diagnosis for f in self.small.failures]
+            text, cause = named(said, self.causes, self.lines)
+            line, where = place(said, [f.location for f in self.small.failures], self.lines)
         return msgspec.structs.replace(
             self.expected,
             caught=True,
@@ -75,6 +78,8 @@ class _Subject:
             small=self.small.case if self.small else "",
             diagnosis=text,
             cause=cause,
+            line=line,
+            place=where,
             harness=self.harness,
         )
 
@@ -225,7 +230,7 @@ def _subjects(target: str | None, place: Path, only: Sequence[str]) -> Iterator[
     rows = [row for row in defects.rows() if row.patch and _wanted(row.name, only)]
     for row, where in defects.planted(rows, place).items():
         (mutant,) = loader.load(where)
-        yield _Subject(mutant, _outcome(row), row.causes)
+        yield _Subject(mutant, _outcome(row), row.causes, defects.lines(row, where))
 
 
 def _right(kernel: Kernel) -> Outcome:
@@ -256,6 +261,7 @@ def _headline(outcomes: Sequence[Outcome], seconds: float, workers: int) -> str:
     return (
         f"{t.caught} of {t.defects} defects caught, in a median of {t.cases:g} cases and "
         f"{t.seconds:.1f} s; cause right {t.right}, wrong {t.wrong}, unknown {t.unknown}; "
+        f"line right {t.placed}, wrong {t.misplaced}; "
         f"{alarms} right kernels flagged ({seconds:.0f} s on {workers} workers)"
     )
 

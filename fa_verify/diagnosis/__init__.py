@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.diagnosis import explain, incidents, patterns, witnesses
+from fa_verify.diagnosis import explain, incidents, patterns, repair, witnesses
 from fa_verify.diagnosis.evidence import gather
 from fa_verify.diagnosis.explain import OR, SIMULATED
 from fa_verify.diagnosis.incidents import plain
@@ -35,6 +35,7 @@ _FORWARD = ("o", "lse")
 _GRADIENTS = ("dq", "dk", "dv")
 _BY_VALUE = ("numerics", "nonfinite", "metamorphic")
 _FATAL = ("timeout", "crash", "contract")  # other cases would take as long, or end as badly
+_UNKNOWN = "no known defect explains it"
 _SECONDS = 4.0  # for other cases, and as many for hypotheses
 
 
@@ -51,7 +52,8 @@ def diagnose(
         trial: The trial that they come from.
         failures: What the checks found.
         others: Other cases on which the kernel fails likewise.
-        seconds: Spent on running other cases, and as many on trying causes; 0: no other case runs.
+        seconds: Spent on running other cases, as many on trying causes, and as many again on trying
+            edits of the kernel, twice as many where no cause is known; 0: no other case runs.
     """
     evidence = gather(trial)
     seen = [explain.Witness(trial, evidence)]
@@ -60,12 +62,21 @@ def diagnose(
         seen += [explain.Witness(other, gather(other)) for other in called]
     causes = _causes(seen, time.process_time() + (seconds or _SECONDS))
     trials = [witness.trial for witness in seen]
+    found = [f.diagnosis or _sentence(trials, f, evidence, causes) for f in failures]
+    if seconds and len(trials) > 1:
+        known = bool(found[0]) and not found[0].startswith(_UNKNOWN)
+        found[0] = _joined(found[0], repair.mend(trials, seconds if known else 2 * seconds))
     return [
-        failure
-        if failure.diagnosis
-        else dataclasses.replace(failure, diagnosis=_sentence(trials, failure, evidence, causes))
-        for failure in failures
+        dataclasses.replace(failure, diagnosis=text)
+        for failure, text in zip(failures, found, strict=True)
     ]
+
+
+def _joined(cause: str, mended: str) -> str:
+    """A cause, and the line that mends the kernel: which is the cause where none is known."""
+    if not cause or not mended:
+        return cause or mended
+    return mended if cause.startswith(_UNKNOWN) else f"{cause}; {mended}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -157,14 +168,16 @@ def _unexplained(trials: Sequence[Trial], name: str, evidence: Evidence) -> str:
         if cause:
             return cause
     known = patterns.pattern(name, evidence.seen[name].wrong, evidence.problem)
-    return f"no known defect explains it; {known}" if known else "no known defect explains it"
+    return f"{_UNKNOWN}; {known}" if known else _UNKNOWN
 
 
 def _incident(trials: Sequence[Trial], failure: Failure) -> str:
     unwritten = trials[0].execution.unwritten
     if failure.title.startswith("uninitialised") and failure.tensor in unwritten:
         name = failure.tensor
-        return f"{name} is read where the launch before left it unwritten: {_unwritten(trials, name)}"
+        return (
+            f"{name} is read where the launch before left it unwritten: {_unwritten(trials, name)}"
+        )
     for trial in trials:  # a check may have run the kernel again, and seen what no trial did
         for incident in trial.execution.incidents:
             same = failure.location == f"{incident.file}:{incident.line}"

@@ -77,7 +77,7 @@ def _blocks(holes: torch.Tensor, block: int) -> int:
     """How many blocks of rows are written, in all sequences and heads."""
     written = (~holes).any(dim=3) if holes.ndim > 3 else ~holes
     padded = torch.nn.functional.pad(written, (0, -written.shape[2] % block))
-    return int(padded.unflatten(2, (-1, block)).any(dim=3).sum()) if padded.shape[2] else 0
+    return int(padded.reshape(*padded.shape[:2], -1, block).any(dim=3).sum())
 
 
 def empty(name: str, seen: Observation, problem: Problem, *, sound: bool) -> str:

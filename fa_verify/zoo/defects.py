@@ -17,7 +17,9 @@ A row of a table is ``[name]`` with these keys:
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import difflib
 import shutil
 import tomllib
 from pathlib import Path
@@ -28,7 +30,7 @@ from fa_verify.errors import InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KERNELS", "Defect", "planted", "rows"]
+__all__ = ["KERNELS", "Defect", "lines", "planted", "rows"]
 
 KERNELS = Path(__file__).parent / "kernels"
 _ROWS = Path(__file__).parent / "rows"
@@ -123,3 +125,42 @@ def _plant(defect: Defect, folder: Path) -> str:
             raise InvalidInputError(msg)
         file.write_text(text.replace(old, new), encoding="utf-8")
     return f"{folder / 'launch.py'}:{defect.kernel}"
+
+
+def lines(defect: Defect, target: str) -> frozenset[str]:
+    """The lines of a planted kernel's statements that the defect changed, "file.py:7".
+
+    A launcher has none: no line of a kernel is to blame for it.
+
+    Args:
+        defect: The row.
+        target: Where it was planted.
+    """
+    folder = Path(target.rpartition(":")[0]).parent
+    found = set()
+    for name in {name for name, _, _ in defect.patch} - {"launch.py"}:
+        right, wrong = ((f / name).read_text(encoding="utf-8") for f in (KERNELS, folder))
+        matcher = difflib.SequenceMatcher(
+            None, right.splitlines(), wrong.splitlines(), autojunk=False
+        )
+        changed = {
+            line
+            for kind, _, _, first, end in matcher.get_opcodes()
+            if kind != "equal"
+            for line in (range(first + 1, end + 1) if end > first else (first, first + 1))
+        }
+        statements = _statements(wrong)
+        changed |= {x for s in statements if not changed.isdisjoint(s) for x in s}
+        found |= {f"{name}:{line}" for line in changed}
+    return frozenset(found)
+
+
+def _statements(source: str) -> list[range]:
+    """The lines of each statement, of a compound one its head."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            found.append(range(node.lineno, max(end, node.lineno) + 1))
+    return found

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-__all__ = ["Outcome", "Totals", "named", "totals"]
+__all__ = ["Outcome", "Totals", "named", "place", "totals"]
 
 RIGHT, WRONG, UNKNOWN = "right", "wrong", "unknown"
 _UNEXPLAINED = "no known defect explains"
 _OR = "; or "  # before alternatives
+_MENDED = re.compile(
+    r"(?:^|; )([\w.-]+\.py:\d+)(?: `.*?`)?: once "
+)  # the line of an edit that mends
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +33,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         case: The first case that failed; small: the smallest found.
         diagnosis: What was said of it; cause: whether that names the cause: "right", "wrong",
             "unknown", or "" where nothing was caught or there was no time to ask.
+        line: What line was named, "file.py:7"; place: whether that is the defect's: "right",
+            "wrong", or "" where none was named or the defect is in no kernel.
         harness: Cases on which the harness itself broke.
         others: Which other oracles flag the defect on the same cases.
     """
@@ -47,6 +53,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     small: str = ""
     diagnosis: str = ""
     cause: str = ""
+    line: str = ""
+    place: str = ""
     harness: int = 0
     others: dict[str, bool] = {}
 
@@ -59,22 +67,51 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def named(diagnoses: Sequence[str], causes: Sequence[str]) -> tuple[str, str]:
+def named(
+    diagnoses: Sequence[str], causes: Sequence[str], lines: Collection[str] = ()
+) -> tuple[str, str]:
     """The most likely cause that the failures' diagnoses name, and whether it is one of `causes`.
 
     The first diagnosis that names any cause counts: it stands first in a report. What it names as
-    explaining the failure as well does not count.
+    explaining the failure as well does not count. Where all that is named is an edit that mends the
+    kernel, its line must be one of the defect's.
 
     >>> named(["", "softmax_scale is missing"], ["softmax_scale is missing"])
     ('softmax_scale is missing', 'right')
     >>> named(["no known defect explains it; only heads 1 of 2"], ["GQA"])[1]
     'unknown'
+    >>> named(["k.py:7: once a < b is a <= b, all pass"], [], ["k.py:7"])[1]
+    'right'
     """
     said = [text for text in diagnoses if text and not text.startswith(_UNEXPLAINED)]
-    if said:
-        first = said[0].partition(_OR)[0]
-        return said[0], RIGHT if any(cause in first for cause in causes) else WRONG
-    return next((text for text in diagnoses if text), ""), UNKNOWN
+    if not said:
+        return next((text for text in diagnoses if text), ""), UNKNOWN
+    first = said[0].partition(_OR)[0]
+    mended = _MENDED.match(first)
+    fits = mended[1] in lines if mended else any(cause in first for cause in causes)
+    return said[0], RIGHT if fits else WRONG
+
+
+def place(
+    diagnoses: Sequence[str], locations: Sequence[str], lines: Collection[str]
+) -> tuple[str, str]:
+    """The line that failures name, and whether it is one of the defect's.
+
+    An edit that mends the kernel goes before the line of a failure itself.
+
+    Args:
+        diagnoses: Of the failures.
+        locations: Of the same.
+        lines: Of the defect: "file.py:7".
+
+    >>> place(["the mask; k.py:7 `x`: once a < b is a <= b, all pass"], ["/a/k.py:9"], ["k.py:7"])
+    ('k.py:7', 'right')
+    """
+    mended = [found[1] for text in diagnoses if (found := _MENDED.search(text))]
+    named = [*mended, *(location.rpartition("/")[2] for location in locations if location)]
+    if not named or not lines:
+        return "".join(named[:1]), ""
+    return named[0], RIGHT if named[0] in lines else WRONG
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +121,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
         defects: How many; caught: how many of them.
         cases, seconds: Medians until caught.
         right, wrong, unknown: Diagnoses of those caught.
+        placed: Whose line was named rightly; misplaced: whose line was named wrongly.
     """
 
     defects: int
@@ -93,6 +131,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     right: int
     wrong: int
     unknown: int
+    placed: int = 0
+    misplaced: int = 0
 
 
 def totals(outcomes: Sequence[Outcome]) -> Totals:
@@ -107,4 +147,6 @@ def totals(outcomes: Sequence[Outcome]) -> Totals:
         right=causes.count(RIGHT),
         wrong=causes.count(WRONG),
         unknown=causes.count(UNKNOWN),
+        placed=sum(outcome.place == RIGHT for outcome in caught),
+        misplaced=sum(outcome.place == WRONG for outcome in caught),
     )

@@ -16,7 +16,17 @@ __all__ = ["TAGS", "render"]
 
 TAGS = ("ttir", "launcher", "operator", "gpu-only")
 _REPORT = re.compile(r"([\w.-]+/[\w.-]+)#(\d+)")
-_HEAD = ("defect", "tag", "caught by", "cases", "s", "smallest case", "likely cause", "cause")
+_HEAD = (
+    "defect",
+    "tag",
+    "caught by",
+    "cases",
+    "s",
+    "smallest case",
+    "likely cause",
+    "cause",
+    "line",
+)
 
 
 def render(outcomes: Sequence[Outcome], headline: str) -> str:
@@ -68,6 +78,8 @@ def _totals(planted: Sequence[Outcome]) -> str:
         "cause named",
         "wrong",
         "unknown",
+        "line named",
+        "wrong line",
     )
     return _grid(head, (_total(name, totals(group)) for name, group in groups.items() if group))
 
@@ -85,13 +97,15 @@ def _total(name: str, t: Totals) -> tuple[str, ...]:
         f"{t.right}{share}",
         str(t.wrong),
         str(t.unknown),
+        str(t.placed),
+        str(t.misplaced),
     )
 
 
 def _row(o: Outcome) -> tuple[str, ...]:
     name = f"{_cell(o.name)}" + (f" ({_linked(o.source)})" if o.source else "")
     if not o.caught:
-        return name, o.tag, "**not caught**", str(o.cases), f"{o.seconds:.1f}", "", "", ""
+        return name, o.tag, "**not caught**", str(o.cases), f"{o.seconds:.1f}", "", "", "", ""
     return (
         name,
         o.tag,
@@ -101,6 +115,7 @@ def _row(o: Outcome) -> tuple[str, ...]:
         _code(o.small or o.case),
         _cell(o.diagnosis),
         o.cause,
+        f"{_code(o.line)} {o.place}".strip() if o.line else "",
     )
 
 

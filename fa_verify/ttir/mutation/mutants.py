@@ -42,6 +42,7 @@ class Mutant:
         place: Line and column of the operation and of the calls around it.
         op: The operation's name.
         operator: The kind of change; label: which of its kind.
+        operators: What makes all changes of this kind.
     """
 
     kernel: str
@@ -49,6 +50,7 @@ class Mutant:
     op: str
     operator: str
     label: str
+    operators: ClassVar[tuple[Operator, ...]] = OPERATORS
     rules: ClassVar[dict[str, Rule]] = {}
 
     @property
@@ -72,16 +74,19 @@ class Mutant:
     def __call__(self, module: Module) -> None:
         """Change a module."""
         surgery = Surgery(module)
-        mine = [x for x in changes(module, surgery, self.place) if x[0] == self]
+        mine = [x for x in changes(module, surgery, self.place, type(self)) if x[0] == self]
         for _, op, change in mine:
             change.apply(op, surgery)
         surgery.sweep()
 
 
 def changes(
-    module: Module, surgery: Surgery, place: tuple[tuple[str, int, int], ...] = ()
+    module: Module,
+    surgery: Surgery,
+    place: tuple[tuple[str, int, int], ...] = (),
+    kind: type[Mutant] = Mutant,
 ) -> Iterator[tuple[Mutant, Op, Change]]:
-    """All changes that a module allows, or one place of it.
+    """All changes of a kind that a module allows, or one place of it.
 
     Yields:
         The mutant, its operation and the change.
@@ -90,9 +95,9 @@ def changes(
     for op in surgery.ops():
         if not op.location.calls or (place and op.location.calls != place):
             continue
-        for operator in OPERATORS:
+        for operator in kind.operators:
             for change in operator(op, facts):
-                mutant = Mutant(
+                mutant = kind(
                     kernel=module.entry.name,
                     place=op.location.calls,
                     op=op.name,

@@ -1,0 +1,186 @@
+"""Repair: the small edit of a kernel after which failing cases pass, and passing ones still do.
+
+It names the line. Edits of the kernel's IR are tried one after the other, the likeliest first, on
+the cheapest case first; what mends it is tried on all others. Only the CPU backend can.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import linecache
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fa_verify import checks
+from fa_verify.backends.cpu import CpuBackend
+from fa_verify.checks import reruns
+from fa_verify.checks.comparison import comparisons
+from fa_verify.diagnosis.incidents import plain
+from fa_verify.inputs import duplicate
+from fa_verify.trial import Trial
+from fa_verify.ttir.mutation.repairs import Repairs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fa_verify.bounds import Bounded
+    from fa_verify.inputs import Inputs
+    from fa_verify.kernel import Outputs
+    from fa_verify.ttir.mutation.repairs import AnyRepair, Place
+
+__all__ = ["mend"]
+
+# What people get wrong most, first; what is not named comes after, the launch last.
+_ORDER = (
+    "wrong-argument",
+    "flip-comparison",
+    "shift-comparison",
+    "loop-bound",
+    "other-operation",
+    "change-constant",
+    "swap-operands",
+    "drop-cast",
+    "drop-operand",
+)
+_GRADIENTS = frozenset({"dq", "dk", "dv"})
+_PATIENCE = 1.5  # seconds of one run: an edit may make a loop that does not end
+_MOST = 3  # repairs that are named
+_ENOUGH = 2  # failing cases; one alone is mended by chance
+
+
+class _Mended(Trial):
+    """A trial of the kernel with an edit, which takes the inputs of the trial without it."""
+
+    def __init__(self, base: Trial, backend: CpuBackend) -> None:
+        super().__init__(base.kernel, base.case, base.setup, backend, independent=base.independent)
+        self._base = base
+
+    @functools.cached_property
+    def pristine(self) -> Inputs:
+        return self._base.pristine
+
+    @functools.cached_property
+    def inputs(self) -> Inputs:
+        return duplicate(self._base.pristine)
+
+    @functools.cached_property
+    def forward_bounds(self) -> tuple[Bounded, Bounded]:
+        return self._base.forward_bounds
+
+    @functools.cached_property
+    def backward_bounds(self) -> tuple[Bounded, Bounded, Bounded]:
+        return self._base.backward_bounds  # conditional on o and lse, which are kept
+
+
+@dataclasses.dataclass(slots=True)
+class _Case:
+    """A case, whether it fails, and the edits that it allows."""
+
+    trial: Trial
+    fails: bool
+    allows: dict[AnyRepair, Place]
+
+
+def mend(trials: Sequence[Trial], seconds: float) -> str:
+    """The edits that mend the kernel, as a sentence; "" if none was found in time.
+
+    Args:
+        trials: The trial that is explained, then others.
+        seconds: Of this process.
+    """
+    end = time.process_time() + seconds
+    if trials[0].backend.device != "cpu" or not trials[0].execution.config:
+        return ""
+    parts = [_forward_alone(trial) for trial in trials]
+    if not any(map(_fails, parts)):
+        parts = [_backward_alone(trial) for trial in trials if trial.case.backward]
+    parts.sort(key=_cost)
+    fails = [_fails(trial) for trial in parts]
+    if sum(fails) < _ENOUGH:
+        return ""
+    cases = [_Case(*item, _allowed(item[0])) for item in zip(parts, fails, strict=True)]
+    found: dict[tuple[str, int], list[str]] = {}
+    counts: dict[tuple[str, int], tuple[int, int]] = {}
+    for repair, place in _ordered([case for case in cases if case.fails]):
+        if time.process_time() > end or sum(map(len, found.values())) == _MOST:
+            break
+        known = sorted((x for x in cases if repair in x.allows), key=lambda x: not x.fails)
+        failing = sum(x.fails for x in known)
+        if failing >= _ENOUGH and all(_passes(x.trial, repair) for x in known):
+            at = (place.file, place.line)
+            found.setdefault(at, []).append(place.says)
+            counts[at] = (failing, len(known) - failing)
+    return "; or ".join(_said(at, says, *counts[at]) for at, says in found.items())
+
+
+def _said(place: tuple[str, int], edits: Sequence[str], failing: int, passing: int) -> str:
+    file, line = place
+    where = f"{Path(file).name}:{line}" if file else "the launch"
+    source = linecache.getline(file, line).strip() if file else ""
+    idle = f", and the {passing} that pass still do" if passing else ""
+    shown = f" `{source}`" if source else ""
+    once = " (or ".join(edits[:2]) + ")" * (len(edits) > 1)
+    return f"{where}{shown}: once {once}, all {failing} failing cases pass{idle}"
+
+
+def _forward_alone(trial: Trial) -> Trial:
+    case = dataclasses.replace(trial.case, backward=False)
+    return Trial(trial.kernel, case, trial.setup, trial.backend, independent=trial.independent)
+
+
+def _backward_alone(trial: Trial) -> Trial:
+    """The backward pass with the outputs of the forward pass that was run."""
+    kept = trial.execution.outputs
+    assert kept is not None  # noqa: S101 - for mypy: no pass failed before this one
+    kernel = dataclasses.replace(trial.kernel, forward=functools.partial(_kept, kept))
+    return Trial(kernel, trial.case, trial.setup, trial.backend, independent=trial.independent)
+
+
+def _kept(outputs: Outputs, *_: object) -> Outputs:
+    return copy.deepcopy(outputs)
+
+
+def _ordered(failing: Sequence[_Case]) -> Iterator[tuple[AnyRepair, Place]]:
+    """The edits that failing cases allow, the likeliest first."""
+    wrong = {name for case in failing for name in _wrong(case.trial)}
+    known: dict[AnyRepair, Place] = {}
+    for case in failing:
+        for repair, place in case.allows.items():
+            writes = {plain(name) for name in place.writes}
+            if not wrong or not writes or not writes <= _GRADIENTS - wrong:
+                known.setdefault(repair, place)
+    rank = {operator: index for index, operator in enumerate(_ORDER)}
+    last = len(rank)
+    yield from sorted(known.items(), key=lambda x: (not x[1].file, rank.get(x[0].operator, last)))
+
+
+def _wrong(trial: Trial) -> Iterator[str]:
+    for name, part in comparisons(trial).items():
+        if bool(((part.ratio > 1) | part.broken).any()):
+            yield name
+
+
+def _cost(trial: Trial) -> float:
+    return trial.execution.seconds
+
+
+def _allowed(trial: Trial) -> dict[AnyRepair, Place]:
+    repairs = Repairs()
+    backend = CpuBackend(seconds=10 * _PATIENCE, alteration=repairs)
+    _Mended(trial, backend).execution  # noqa: B018 - it is run for what is noted
+    return repairs.found
+
+
+def _passes(trial: Trial, repair: AnyRepair) -> bool:
+    return not _fails(_Mended(trial, CpuBackend(seconds=_PATIENCE, alteration=repair)))
+
+
+def _fails(trial: Trial) -> bool:
+    """Whether a check that needs no other run minds anything."""
+    if trial.execution.error:
+        return True
+    once = (check for check in checks.ALL if check is not reruns.check)
+    return any(True for check in once for _ in check(trial))

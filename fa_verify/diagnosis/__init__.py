@@ -16,6 +16,7 @@ import torch
 from fa_verify.diagnosis import explain, incidents, patterns, repair, witnesses
 from fa_verify.diagnosis.evidence import gather
 from fa_verify.diagnosis.explain import OR, SIMULATED
+from fa_verify.diagnosis.hypotheses import ZEROS
 from fa_verify.diagnosis.incidents import plain
 from fa_verify.diagnosis.looser import looser
 
@@ -143,7 +144,8 @@ def _value(trials: Sequence[Trial], failure: Failure, evidence: Evidence, causes
     elif found is not None and found.hypothesis.follows:
         text = f"no known defect explains the forward pass; {found.text}"
     elif found is not None:
-        text = found.text
+        symptom = found.hypothesis.key == ZEROS  # of a cause that is not known
+        text = f"{_UNKNOWN}: {found.text}" if symptom else found.text
     elif name in _GRADIENTS and causes.forward is not None:
         text = f"follows from the forward pass: {causes.forward.text}"
     else:
@@ -158,10 +160,11 @@ def _unexplained(trials: Sequence[Trial], name: str, evidence: Evidence) -> str:
     trial = trials[0]
     if trial.execution.incidents:
         first = trial.execution.incidents[0]
-        return (
-            f"follows from the {first.kind} through {first.argument} at {first.file}:{first.line}: "
-            + incidents.likeliest(first, _seen(trials))
-        )
+        where = f"the {first.kind} through {first.argument} at {first.file}:{first.line}"
+        cause = incidents.likeliest(first, _seen(trials))
+        if cause.startswith(_UNKNOWN):
+            return f"{_UNKNOWN}: it follows from {where}"
+        return f"follows from {where}: {cause}"
     if not trial.execution.unwritten:
         sound = not evidence.wrong(*_FORWARD)
         cause = patterns.empty(name, evidence.seen[name], evidence.problem, sound=sound)

@@ -79,7 +79,12 @@ class Asked:
         """Whether something was read that must not be; or nobody watched, for want of a launch."""
         trial = self.witness.trial
         seen = any(i.kind in _STRAYS for i in trial.execution.incidents)
-        return seen or trial.backend.device != "cpu" or not trial.execution.config
+        return seen or trial.backend.device != "cpu" or not self._launched
+
+    @property
+    def _launched(self) -> bool:
+        """Whether a kernel was launched, so that its accesses were seen."""
+        return bool(self.witness.trial.execution.config)
 
     @functools.cached_property
     def _clear(self) -> bool:
@@ -131,8 +136,12 @@ class Asked:
         prediction = hypothesis.predict()
         if prediction.stray and not self._strayed:
             return _REFUTED
+        agree = _holes_agree(prediction, evidence)
+        holes = any(bool(x.any()) for x in prediction.holes.values())
+        if holes and self._launched and not agree:
+            return _REFUTED
         found = fit(self._compared, prediction.values, prediction.free)
-        if _holes_agree(prediction, evidence):  # no value is wrong there, and none is by chance so
+        if agree:  # no value is wrong there, and none is by chance so
             found = dataclasses.replace(found, gain=_SURE, overall=_SURE)
         if hypothesis.rounding and evidence.finite:  # a value that flips its rounding stays as far
             found = dataclasses.replace(found, reproduced=1.0)

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from fa_verify.diagnosis.evidence import Evidence
     from fa_verify.trial import Trial
 
-__all__ = ["for_backward", "for_forward", "right_backward", "right_forward"]
+__all__ = ["ZEROS", "for_backward", "for_forward", "right_backward", "right_forward"]
+
+
+ZEROS = "zeros"  # the key of results that are 0: a symptom
 
 
 def right_forward(trial: Trial, evidence: Evidence) -> Prediction:
@@ -89,7 +92,7 @@ def _by_values(evidence: Evidence, right: dict[str, torch.Tensor]) -> Iterator[H
     for name, text, values in misplaced(evidence, names):
         yield Hypothesis(text, functools.partial(Prediction, values), name=name, fitted=True)
     for text, values in zeros(evidence, names):
-        yield Hypothesis(text, functools.partial(Prediction, values), name="zeros", fitted=True)
+        yield Hypothesis(text, functools.partial(Prediction, values), name=ZEROS, fitted=True)
 
 
 def _forward_addresses(trial: Trial, predict: Forward) -> Iterator[Hypothesis]:
@@ -105,12 +108,18 @@ def _forward_addresses(trial: Trial, predict: Forward) -> Iterator[Hypothesis]:
             return Prediction(values | {"o": o}, {"o": free}, {"o": holes})
 
         yield Hypothesis(sentence, written, addressing=True)
-    if predict.evidence.problem.head_dim == predict.evidence.problem.head_dim_v:
+    for text, of_k, of_v in (
+        ("k and v are addressed with each other's strides", x.v.stride(), x.k.stride()),
+        (
+            "the rows of k and v are addressed with each other's stride",
+            (*x.k.stride()[:2], x.v.stride(2), x.k.stride(3)),
+            (*x.v.stride()[:2], x.k.stride(2), x.v.stride(3)),
+        ),
+    ):
         crossed = {
-            "k": functools.partial(read_by, x.k.cpu(), x.v.stride()),
-            "v": functools.partial(read_by, x.v.cpu(), x.k.stride()),
+            "k": functools.partial(read_by, x.k.cpu(), of_k),
+            "v": functools.partial(read_by, x.v.cpu(), of_v),
         }
-        text = "k and v are addressed with each other's strides"
         yield Hypothesis(text, functools.partial(predict, loaded=crossed), addressing=True)
     for sentence, name, loaded in loads(x, ("q", "k", "v")):
         yield Hypothesis(
@@ -219,10 +228,10 @@ def _backward_addresses(trial: Trial, predict: Backward) -> Iterator[Hypothesis]
     evidence = predict.evidence
     if outputs is None or grads is None or evidence.do is None:
         return
-    for name, other in (("dq", x.q), ("dk", x.k), ("dv", x.v)):
+    for name, others in (("dq", ("q",)), ("dk", ("k", "v")), ("dv", ("v", "k"))):
         tensor = getattr(grads, name)
         right = tuple(tensor.stride())
-        for sentence, wrong in stores(name, tensor, {name[1:]: other}):
+        for sentence, wrong in stores(name, tensor, {other: getattr(x, other) for other in others}):
 
             def written(
                 name: str = name, wrong: tuple[int, ...] = wrong, right: tuple[int, ...] = right

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -13,9 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["explain", "likeliest", "plain"]
 
-_VAGUE = "its mask, an index or a stride is wrong"
-_LESS_VAGUE = "its mask does not stop at the length, or an index or a stride is wrong"
-
+_VAGUE = "no known defect explains it: "  # before what leaves open which of several it is
+_PAST = re.compile(
+    r"up to (\d+) elements? past the end of \w+ \(shape \((.*?)\), strides \((.*?)\)"
+)
+_MOST_SLICES = 256  # heads of sequences in which an access may begin to stray
+_LEAST_TILE = 16  # rows: Triton's dots take no fewer
 _SAME = ("kind", "kernel", "file", "line", "argument")  # of one place's incidents
 _ALIASES = {
     "out": "o",
@@ -33,8 +39,8 @@ _SENTENCES = {
         "declare Capabilities(int64_offsets=False)"
     ),
     "neighbour-read": (
-        "the load of {name} reaches another head's elements: its mask is missing or does not stop "
-        "at the length, or the index of a head is wrong"
+        "{vague}the load of {name} reaches another head's elements, so its mask is missing or does "
+        "not stop at the length, or the index of a head is wrong"
     ),
     "uninitialised-read": (
         "{name} is read where nobody has written: it was allocated with torch.empty"
@@ -53,8 +59,16 @@ def likeliest(wanted: Incident, cases: Sequence[tuple[tuple[Incident, ...], Prob
         for incident in others
         if all(getattr(incident, name) == getattr(wanted, name) for name in _SAME)
     ]
-    clear = [text for text in said if not text.endswith((_VAGUE, _LESS_VAGUE))]
-    return next(iter([*clear, *(text for text in said if not text.endswith(_VAGUE)), *said]), "")
+    clear = collections.Counter(_kind(text) for text in said if not text.startswith(_VAGUE))
+    if clear and 2 * clear.total() >= len(said):
+        (most, _), *_ = clear.most_common(1)
+        return next(text for text in said if _kind(text) == most)
+    return next((text for text in said if text.startswith(_VAGUE)), next(iter(said), ""))
+
+
+def _kind(text: str) -> str:
+    """A sentence but for the numbers of its case."""
+    return re.sub(r"\d+", "", text)
 
 
 def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) -> str:
@@ -79,7 +93,7 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
             "an atomic, so that the result depends on their order: a mask is missing, or a stride, "
             "an offset or the size of a block is wrong"
         )
-    return _SENTENCES.get(incident.kind, "").format(name=name)
+    return _SENTENCES.get(incident.kind, "").format(name=name, vague=_VAGUE)
 
 
 def _accumulates(incident: Incident) -> bool:
@@ -87,7 +101,7 @@ def _accumulates(incident: Incident) -> bool:
     return "read" in incident.detail or "load" in incident.source or "+=" in incident.source
 
 
-def _outside(incident: Incident, problem: Problem) -> str:
+def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a case each
     name, reads = incident.argument, incident.kind.endswith("read")
     verb, instruction = ("reads", "load") if reads else ("writes", "store")
     shape = _shape(name, problem)
@@ -98,14 +112,23 @@ def _outside(incident: Incident, problem: Problem) -> str:
         return (
             f"no boundary handling: the {instruction} of {name} {verb} past the end, without a mask"
         )
+    tile = _tile(incident)
+    if tile:
+        return (
+            f"no boundary handling: the {instruction} of {name} {verb} on past the end, up to the "
+            f"end of a tile; its mask does not stop at {_bounds(tile, name, shape)}"
+        )
     if shape is None or where is None or len(where) != len(shape):
-        return f"the {instruction} of {name} {verb} outside the tensor: {_VAGUE}"
+        return (
+            f"{_VAGUE}the {instruction} of {name} {verb} outside the tensor, so its mask, an index "
+            "or a stride is wrong"
+        )
     for axis in reversed(range(len(shape))):
         if not 0 <= where[axis] < shape[axis]:
             if axis == _outermost(name, problem):
                 return (
-                    f"no boundary handling: the {instruction} of {name} {verb} past the tensor's "
-                    f"last element: {_LESS_VAGUE}"
+                    f"{_VAGUE}the {instruction} of {name} {verb} past the tensor's last element, "
+                    "so its mask does not stop at the length, or an index or a stride is wrong"
                 )
             if axis == 1:
                 return (
@@ -117,7 +140,47 @@ def _outside(incident: Incident, problem: Problem) -> str:
                 f"no boundary handling: the {instruction} of {name} {verb} {axes[axis]} "
                 f"{where[axis]} of {shape[axis]}; its mask does not stop at {bound}"
             )
-    return f"the {instruction} of {name} {verb} where no element lies: a stride or offset is wrong"
+    return (
+        f"{_VAGUE}the {instruction} of {name} {verb} where no element lies, so a stride or an "
+        "offset is wrong"
+    )
+
+
+def _tile(incident: Incident) -> tuple[int, ...]:
+    """Axes, from the last one, along which just the rest of a tile lies past the end."""
+    found = _PAST.search(incident.detail)
+    if found is None:
+        return ()
+    sizes, strides = ([int(n) for n in re.findall(r"\d+", found[i])] for i in (2, 3))
+    spans = [(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]
+    last = sum(spans) + int(found[1])
+    tiles = []
+    for axis in range(len(sizes) - 1, max(-1, len(sizes) - 3), -1):
+        outer = math.prod(sizes[:axis])
+        if not strides[axis] or not 0 < outer <= _MOST_SLICES:
+            continue
+        starts = {sum(x) for x in itertools.product(*_multiples(sizes[:axis], strides[:axis]))}
+        index, rest = divmod(last - sum(spans) + spans[axis], strides[axis])
+        whole = rest == 0 and (index + 1) % _LEAST_TILE == 0
+        if axis == len(sizes) - 1:  # a tile of columns is a power of two wide
+            whole = whole and math.log2(index + 1).is_integer()
+        if whole and incident.offset - sizes[axis] * strides[axis] in starts:
+            tiles.append(axis - len(sizes))
+    return tuple(tiles)
+
+
+def _multiples(sizes: list[int], strides: list[int]) -> list[list[int]]:
+    return [[i * stride for i in range(size)] for size, stride in zip(sizes, strides, strict=True)]
+
+
+def _bounds(tile: tuple[int, ...], name: str, shape: tuple[int, ...] | None) -> str:
+    """What a mask must stop at along these axes."""
+    if shape is None:
+        return "the length"
+    rows = "seqlen_k" if plain(name) in ("k", "v", "dk", "dv") else "seqlen_q"
+    columns = "head_dim_v" if plain(name) in ("v", "o", "do", "dv") else "head_dim"
+    known = {-1: columns, -2: rows} if len(shape) == 4 else {-1: rows}
+    return " or ".join(dict.fromkeys(known.get(axis, "the length") for axis in tile))
 
 
 def _outermost(name: str, problem: Problem) -> int:

@@ -58,6 +58,7 @@ class Compared:
         got, reference, det, wrong: As the observation has them, there.
         before: How far they are from the reference.
         telling: Those of the wrong ones that are further from it than such a rounding.
+        share: The bound as a share of the reference, the median.
         clear: Some are so wrong that more than a rounding must be to blame.
         unit, spacing: The unit roundoff of the tensor's format, and of its subnormal numbers.
     """
@@ -73,12 +74,20 @@ class Compared:
         )
         self.det = _number(det)
         self.before = _distance(self.got, self.reference).clamp(max=1e300)
+        known = (self.reference != 0) & torch.isfinite(self.reference)
+        shares = (self.det / self.reference.abs())[known]
+        self.share = float(shares.median()) if len(shares) else 0.0
         self.telling = self.wrong & (self.before > 2 * self.spacing)
         self.clear = bool((self.telling & (self.before > self._tolerance(self.reference))).any())
 
-    def _tolerance(self, expected: torch.Tensor, det: torch.Tensor | None = None) -> torch.Tensor:
-        det = self.det if det is None else det
-        return _GENEROUS * (det + 2 * self.unit * _number(expected).abs()) + self.spacing
+    def _tolerance(self, expected: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
+        """How near is near: the bound of the reference; of what is far larger, its usual share."""
+        det, reference = self.det, self.reference.abs()
+        if kept is not None:
+            det, reference = det[kept], reference[kept]
+        size = _number(expected).abs()
+        det = torch.where(size > 2 * reference, torch.maximum(det, self.share * size), det)
+        return _GENEROUS * (det + 2 * self.unit * size) + self.spacing
 
     def fit(self, value: torch.Tensor, free: torch.Tensor | None) -> Fit | None:
         """Compare a prediction; None where it says nothing.
@@ -87,18 +96,17 @@ class Compared:
             value: The prediction.
             free: Where it says nothing, if anywhere.
         """
-        got, det, before, wrong, telling = (
-            self.got, self.det, self.before, self.wrong, self.telling
-        )  # fmt: skip
+        got, before, wrong, telling = self.got, self.before, self.wrong, self.telling
         expected = value.flatten()[self.places]
+        kept = None
         if free is not None:
             kept = ~free.flatten()[self.places]
-            got, det, before, wrong, telling, expected = (
-                x[kept] for x in (got, det, before, wrong, telling, expected)
+            got, before, wrong, telling, expected = (
+                x[kept] for x in (got, before, wrong, telling, expected)
             )
         if not len(got):
             return None
-        tolerance = self._tolerance(expected, det)
+        tolerance = self._tolerance(expected, kept)
         error = _distance(got, expected).clamp(max=1e300)
         near = error <= tolerance
         explained = float(near.double().mean())

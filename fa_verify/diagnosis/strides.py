@@ -30,6 +30,15 @@ def _slips(
         yield text, tuple(theirs.stride())
         yield text, (*theirs.stride()[:3], d)
         yield f"the rows of {name} are addressed with {other}'s stride", (b, h, theirs.stride(2), d)
+        yield (
+            f"the heads of {name} are addressed with {other}'s stride",
+            (b, theirs.stride(1), n, d),
+        )
+        text = f"the sequences of {name} are addressed with {other}'s stride"
+        yield text, (theirs.stride(0), h, n, d)
+        width = theirs.shape[3]
+        text = f"the heads of {name} begin as if they had as many columns as {other}"
+        yield text, (b * width // tensor.shape[3], h * width // tensor.shape[3], n, d)
     contiguous = tuple(torch.empty(tensor.shape, device="meta").stride())
     yield f"{name} is addressed with a contiguous tensor's strides", contiguous
     yield f"the rows of {name} are taken to be contiguous", (b, h, tensor.shape[3], d)
@@ -52,7 +61,7 @@ def loads(
         tensor = getattr(x, name)
         if tensor is None or not tensor.numel():
             continue
-        kin = {"q": "k", "k": "qv", "v": "k", "do": "q"}[name]
+        kin = {"q": "k", "k": "qv", "v": "kq", "do": "q"}[name]
         others = {other: getattr(x, other) for other in kin}
         if name == "do" and o is not None:
             others = {"o": o, **others}

@@ -20,7 +20,7 @@ _VAGUE = "no known defect explains it: "  # before what leaves open which of sev
 _PAST = re.compile(
     r"up to (\d+) elements? past the end of \w+ \(shape \((.*?)\), strides \((.*?)\)"
 )
-_MOST_SLICES = 256  # heads of sequences in which an access may begin to stray
+_MOST_SLICES = 4096  # rows or heads in which an access may begin to stray
 _LEAST_TILE = 16  # rows: Triton's dots take no fewer
 _SAME = ("kind", "kernel", "file", "line", "argument")  # of one place's incidents
 _ALIASES = {

@@ -119,9 +119,8 @@ def _bands(problem: Problem) -> Iterator[Cause]:
 def _heads(problem: Problem) -> Iterator[Cause]:
     right = "query head h must read key head h // (heads_q // heads_kv)"
     if problem.heads_kv > 1:
-        if problem.group > 1:
-            text = f"GQA: query head h reads key head h // heads_kv; {right}"
-            yield Cause(text, Knobs(kv_head="floor"))
+        text = f"GQA: query head h reads key head h // heads_kv; {right}"
+        yield Cause(text, Knobs(kv_head="floor"))
         yield Cause(f"every query head reads key head 0; {right}", Knobs(kv_head="zero"))
     if problem.group > 1:
         text = f"GQA: query head h reads key head h % heads_kv; {right}"

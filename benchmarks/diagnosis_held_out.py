@@ -30,7 +30,8 @@ def planted(folder, patch):
     shutil.copytree(ROOT / "kernels", package, ignore=shutil.ignore_patterns("__pycache__"))
     text = (package / file).read_text(encoding="utf-8")
     if text.count(old) != 1:
-        raise SystemExit(f"{old!r} occurs {text.count(old)} times in {file}")
+        msg = f"{old!r} occurs {text.count(old)} times in {file}"
+        raise SystemExit(msg)
     first = text[: text.index(old)].count("\n") + 1
     (package / file).write_text(text.replace(old, new), encoding="utf-8")
     lines = range(first, first + max(1, new.rstrip("\n").count("\n") + 1))

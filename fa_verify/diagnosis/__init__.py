@@ -53,8 +53,8 @@ def diagnose(
         trial: The trial that they come from.
         failures: What the checks found.
         others: Other cases on which the kernel fails likewise.
-        seconds: Spent on running other cases, as many on trying causes, and as many again on trying
-            edits of the kernel, twice as many where no cause is known; 0: no other case runs.
+        seconds: Spent on running other cases, as many on trying causes, and half as many on trying
+            edits of the kernel, or twice as many where no cause is known; 0: no other case runs.
     """
     evidence = gather(trial)
     seen = [explain.Witness(trial, evidence)]
@@ -66,7 +66,7 @@ def diagnose(
     found = [f.diagnosis or _sentence(trials, f, evidence, causes) for f in failures]
     if seconds and len(trials) > 1:
         known = bool(found[0]) and not found[0].startswith(_UNKNOWN)
-        found[0] = _joined(found[0], repair.mend(trials, seconds if known else 2 * seconds))
+        found[0] = _joined(found[0], repair.mend(trials, seconds / 2 if known else 2 * seconds))
     return [
         dataclasses.replace(failure, diagnosis=text)
         for failure, text in zip(failures, found, strict=True)

@@ -68,7 +68,7 @@ def _lengths(name: str, others: Sequence[tuple[torch.Tensor, Problem]]) -> str:
             label = axes_of(name)[2]
             return (
                 f"the later {label} of {name} are never written: the grid or the loop counts "
-                f"blocks of {given} (of {block}) where {due} is due"
+                f"blocks of {given} where {due} is due"
             )
     return ""
 

@@ -56,6 +56,8 @@ def diagnose(
         seconds: Spent on running other cases, as many on trying causes, and half as many on trying
             edits of the kernel, or twice as many where no cause is known; 0: no other case runs.
     """
+    if not failures:
+        return []
     evidence = gather(trial)
     seen = [explain.Witness(trial, evidence)]
     if seconds and not any(f.check in _FATAL for f in failures):

@@ -74,10 +74,16 @@ def _lengths(name: str, others: Sequence[tuple[torch.Tensor, Problem]]) -> str:
 
 
 def _blocks(holes: torch.Tensor, block: int) -> int:
-    """How many blocks of rows are written, in all sequences and heads."""
+    """How many blocks of rows are written, in all sequences and heads; -1: some only in part."""
     written = (~holes).any(dim=3) if holes.ndim > 3 else ~holes
-    padded = torch.nn.functional.pad(written, (0, -written.shape[2] % block))
-    return int(padded.reshape(*padded.shape[:2], -1, block).any(dim=3).sum())
+    whole, some = (
+        torch.nn.functional.pad(written, (0, -written.shape[2] % block), value=value)
+        .reshape(*written.shape[:2], -1, block)
+        .sum(dim=3)
+        for value in (True, False)
+    )
+    full = whole == block
+    return int(full.sum()) if bool((full | (some == 0)).all()) else -1
 
 
 def empty(name: str, seen: Observation, problem: Problem, *, sound: bool) -> str:

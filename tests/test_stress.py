@@ -291,3 +291,19 @@ def test_the_spread_is_that_of_the_declared_dtype_and_bound_by_the_bound():
     )  # fmt: skip
     assert (fine < wide).all()
     assert (wide < 2 * subject.backward_bounds[0].det).all()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_spread_reckons_with_sums_that_are_all_operand_roundings(seed):
+    # V = 1 makes the exact dS zero: what is added comes from TF32's rounding of do, and its sizes
+    # sum to no less than the dq that came out.
+    (kernel,) = loader.load("kernels/flash_attention.py:flash_atomic")
+    case = Case.parse(
+        "pass=bwd h=2/1 s=160x65 d=96 dtype=float32 dot=tf32 qk.values=dominant-key v.values=ones "
+        f"seed={seed}"
+    )
+    subject = Trial(kernel, case, Setup(config=1), make("cpu"))
+    dq = subject.execution.grads.dq.double().abs()
+    assert (dq > 1e3 * subject.backward_bounds[0].reference.abs()).any()
+    blocks = -(-case.problem.seqlen_k // 16)
+    assert (subject.dq_spread >= 2 * (blocks - 1) * 2.0**-24 * dq).all()

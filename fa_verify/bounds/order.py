@@ -9,8 +9,8 @@ import torch
 from fa_verify.bounds.backward import reach
 from fa_verify.bounds.formats import FORMATS
 from fa_verify.bounds.gradients import backward_tile
-from fa_verify.bounds.inputs import inputs
-from fa_verify.bounds.model import FLUSH, SLACK, Model, U
+from fa_verify.bounds.inputs import inputs, operand_models
+from fa_verify.bounds.model import FLUSH, SLACK, U
 from fa_verify.bounds.rows import Seen, row_statistics
 from fa_verify.reference import by_kv_head, grouped, tiles
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from fa_verify.arithmetic import Arithmetic
     from fa_verify.bounds.bounded import Bounded
+    from fa_verify.bounds.inputs import Inputs
+    from fa_verify.bounds.model import Model
+    from fa_verify.bounds.rows import Rows
     from fa_verify.problem import Problem
 
 __all__ = ["dq_spread"]
@@ -49,7 +52,6 @@ def dq_spread(  # noqa: PLR0917 -- the operands of attention, in their usual ord
         lse: Likewise.
         dq: What it said of dq.
     """
-    model = Model(problem, arithmetic)
     rows = row_statistics(
         problem,
         arithmetic,
@@ -57,16 +59,23 @@ def dq_spread(  # noqa: PLR0917 -- the operands of attention, in their usual ord
         Seen(by_kv_head(problem, o), None),
         Seen(by_kv_head(problem, lse), None),
     )
-    given = inputs(problem, q, k, v, do)
+    terms = torch.zeros_like(dq.reference)
+    for model, operands in operand_models(problem, arithmetic, q, k, v, do):
+        sizes = _sizes(model, inputs(problem, *operands), rows).reshape(problem.shape_q)
+        terms = torch.maximum(terms, sizes.nan_to_num_(nan=torch.inf, posinf=torch.inf))
+    blocks, scale = model.blocks(problem.seqlen_k), model.scale
+    terms.mul_(2 * SLACK * (blocks + 3) * U).add_(2 * blocks * FLUSH * (1.0 + scale))
+    spread = terms + 2 * FORMATS[problem.dtype].half_ulp(dq.reference.abs() + dq.det)
+    return spread if dq.overflow_ok is None else spread.masked_fill_(dq.overflow_ok, torch.inf)
+
+
+def _sizes(model: Model, given: Inputs, rows: Rows) -> Tensor:
+    """At least the sum of the sizes of the partial products, (heads, group, rows, head_dim)."""
     top = reach(model, given, rows)
     terms = torch.zeros_like(given.q)
-    for tile in tiles(problem, given.q.device):
+    for tile in tiles(model.problem, given.q.device):
         block = given.block(tile)
         part = backward_tile(model, given, rows.part(tile.heads, tile.rows), block, top)
         sizes = torch.bmm(part.size, block.k.abs().to(part.size.dtype)).double()
-        terms[tile.heads, :, tile.rows] = grouped(problem, sizes)
-    blocks = model.blocks(problem.seqlen_k)
-    terms.mul_(2 * SLACK * (blocks + 3) * U).add_(2 * blocks * FLUSH * (1.0 + model.scale))
-    spread = terms.reshape(problem.shape_q).nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    spread = spread + 2 * FORMATS[problem.dtype].half_ulp(dq.reference.abs() + dq.det)
-    return spread if dq.overflow_ok is None else spread.masked_fill_(dq.overflow_ok, torch.inf)
+        terms[tile.heads, :, tile.rows] = grouped(model.problem, sizes)
+    return terms

@@ -83,7 +83,8 @@ POISON = Fence(mode="poison")
 def in_turn(mode: Mode, form: int, turn: int) -> Fence:
     """The fence of a case: each compiled form meets a page at both ends, in turn.
 
-    One form in eight is flush, and always so: a base that is no multiple of 16 is compiled apart.
+    The sixth of every eight forms is flush, and always so: a base that is no multiple of 16 is
+    compiled apart.
     """
     if mode != "page":
         return Fence(mode=mode)

@@ -156,6 +156,25 @@ def test_the_projects_atomic_kernel_stays_within_its_spread(case):
     assert titles(stress.check, Trial(kernel, Case.parse(case), setup, CpuBackend())) == []
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_tf32_leaves_of_a_delta_that_cancels_may_be_summed_in_any_order(seed):
+    # dP - delta is 0, but for the low bits of do, which the dots cut off and delta keeps.
+    (kernel,) = loader.load("kernels/flash_attention.py:flash_atomic")
+    values = "qk.values=dominant-key v.values=ones"
+    case = Case.parse(f"pass=bwd s=200x65 d=96 dtype=float32 dot=tf32 {values} seed={seed}")
+    setup = Setup(config=2, stress=6)
+    assert titles(stress.check, Trial(kernel, case, setup, CpuBackend())) == []
+
+
+def test_a_prescaled_k_weighs_what_is_summed():
+    case = CASE.replace("float32", "bfloat16")
+    q, k = (
+        trial(arithmetic=Arithmetic(dq_atomics=True, prescaled=which), case=case).dq_spread
+        for which in ("q", "k")
+    )
+    assert (k > q).all()
+
+
 def test_setups_read_back_and_old_lines_are_read():
     setup = Setup(backend="cuda", config=2, warps=8, stages=3, beside="twin", stress=12)
     assert Setup.parse(str(setup)) == setup

@@ -76,6 +76,9 @@ def _sizes(model: Model, given: Inputs, rows: Rows) -> Tensor:
     for tile in tiles(model.problem, given.q.device):
         block = given.block(tile)
         part = backward_tile(model, given, rows.part(tile.heads, tile.rows), block, top)
-        sizes = torch.bmm(part.size, block.k.abs().to(part.size.dtype)).double()
+        k = block.k.abs()
+        if model.arithmetic.prescaled == "k" and model.scale:  # (B5)
+            k = k * (1 + model.out.unit_roundoff) + model.prescale_tiny / model.scale
+        sizes = torch.bmm(part.size, k.to(part.size.dtype)).double()
         terms[tile.heads, :, tile.rows] = grouped(model.problem, sizes)
     return terms

@@ -16,6 +16,7 @@ import torch
 from fa_verify.diagnosis import explain, incidents, patterns, repair, witnesses
 from fa_verify.diagnosis.evidence import gather
 from fa_verify.diagnosis.explain import OR, SIMULATED
+from fa_verify.diagnosis.finite_mask import finite_mask
 from fa_verify.diagnosis.hypotheses import ZEROS
 from fa_verify.diagnosis.incidents import plain
 from fa_verify.diagnosis.looser import looser
@@ -120,7 +121,8 @@ def _sentence(
     if failure.check == "contract" and "grid=" in failure.message:
         return "an axis of the launch's grid is longer than CUDA allows: only axis 0 passes 65535"
     if failure.check not in _BY_VALUE or name not in evidence.seen:
-        return _FIXED.get(failure.check, "")
+        finite = finite_mask(trials[0]) if failure.check == "masking" else ""
+        return finite or _FIXED.get(failure.check, "")
     return _value(trials, failure, evidence, causes)
 
 

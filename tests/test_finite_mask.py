@@ -33,17 +33,11 @@ def cause(mask):
     return {failure.diagnosis for failure in diagnose(trial, found, seconds=0)}
 
 
-@pytest.mark.parametrize(
-    ("mask", "declared"),
-    [
-        (lambda x, hidden: x - 1e6 * hidden, "masked_logit=-1e+06)"),
-        (lambda x, hidden: x - 1e4 * hidden, "masked_logit=-10000)"),
-    ],
-)
-def test_a_finite_mask_is_named_with_what_it_can_hold_back(mask, declared):
-    (said,) = cause(mask)
+@pytest.mark.parametrize(("number", "harmless"), [(1e6, "250,000"), (1e4, "15,000")])
+def test_a_finite_mask_is_named_with_what_it_holds_back(number, harmless):
+    (said,) = cause(lambda x, hidden: x - number * hidden)
     assert said.startswith("hidden logits have a finite number added")
-    assert said.endswith(declared)
+    assert f"(those below {harmless} do not here)" in said
 
 
 def test_a_missing_mask_is_not_called_finite():

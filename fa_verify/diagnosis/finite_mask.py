@@ -27,7 +27,7 @@ def finite_mask(trial: Trial) -> str:
         if next(masking.finite(lenient), None) is None:
             return (
                 "hidden logits have a finite number added, and come through where they exceed it "
-                f"(those below {-number / 4:,.0f} do not): mask with -inf, or declare "
-                f"Arithmetic(masked_logit={number:g})"
+                f"(those below {-number / 4:,.0f} do not here): mask with -inf, or declare the "
+                "number as Arithmetic(masked_logit=...)"
             )
     return ""

@@ -93,6 +93,8 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
             "an atomic, so that the result depends on their order: a mask is missing, or a stride, "
             "an offset or the size of a block is wrong"
         )
+    if incident.kind == "uninitialised-read" and plain(name) in ("o", "lse"):
+        return f"{name} is read where the launch before left it unwritten"
     return _SENTENCES.get(incident.kind, "").format(name=name, vague=_VAGUE)
 
 

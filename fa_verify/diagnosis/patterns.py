@@ -57,7 +57,10 @@ def unwritten(
 def _lengths(name: str, others: Sequence[tuple[torch.Tensor, Problem]]) -> str:
     """That as many blocks of rows are written as there are of keys, or the other way round."""
     due, given = ("seqlen_k", "seqlen_q") if name in ("dk", "dv") else ("seqlen_q", "seqlen_k")
-    if not any(getattr(p, given) and bool(holes.any()) for holes, p in others):
+    short = [(holes, p) for holes, p in others if bool(holes.any())]
+    if any(getattr(p, given) >= getattr(p, due) for _, p in short):
+        return ""  # the other length would have been enough
+    if not any(getattr(p, given) for _, p in short):
         return ""
     for block in (16, 32, 64, 128, 256):
         if all(

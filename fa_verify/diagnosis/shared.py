@@ -162,12 +162,12 @@ def skips(config: str, problem: Problem) -> Iterator[Cause]:
 
 def operands(problem: Problem) -> Iterator[Cause]:
     """Operands of dots in another format than the inputs'."""
-    if problem.dtype == "float32" and problem.dot_precision == "ieee":
+    if problem.dtype == "float32" and problem.dot_precision != "tf32":
         text = (
-            "the dots are in TF32, Triton's default for float32: pass input_precision='ieee', "
-            "or declare dot_precisions=('tf32',)"
+            "the dots are in TF32, Triton's default for float32: pass input_precision="
+            f"'{problem.dot_precision}', or declare dot_precisions=('tf32',)"
         )
-        yield Cause(text, Knobs(tf32="truncate"))
+        yield Cause(text, Knobs(tf32="truncate"), "dots in TF32")
     for form in ("bfloat16", "float16"):
         if form == problem.dtype:
             continue

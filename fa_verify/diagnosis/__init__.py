@@ -17,7 +17,7 @@ from fa_verify.diagnosis import explain, incidents, patterns, repair, witnesses
 from fa_verify.diagnosis.evidence import gather
 from fa_verify.diagnosis.explain import OR, SIMULATED
 from fa_verify.diagnosis.finite_mask import finite_mask
-from fa_verify.diagnosis.hypotheses import ZEROS
+from fa_verify.diagnosis.hypotheses import SYMPTOMS
 from fa_verify.diagnosis.incidents import plain
 from fa_verify.diagnosis.looser import looser
 
@@ -148,7 +148,7 @@ def _value(trials: Sequence[Trial], failure: Failure, evidence: Evidence, causes
     elif found is not None and found.hypothesis.follows:
         text = f"no known defect explains the forward pass; {found.text}"
     elif found is not None:
-        symptom = found.hypothesis.key == ZEROS  # of a cause that is not known
+        symptom = found.hypothesis.key in SYMPTOMS  # of a cause that is not known
         text = f"{_UNKNOWN}: {found.text}" if symptom else found.text
     elif name in _GRADIENTS and causes.forward is not None:
         text = f"follows from the forward pass: {causes.forward.text}"

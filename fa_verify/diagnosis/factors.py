@@ -74,7 +74,7 @@ def fitted(
     if len(wrong) == 1 and seen.wrong.ndim == 4:
         columns = seen.wrong.any(dim=2).any(dim=1).any(dim=0)
         first = int(columns.nonzero()[0])
-        if first and bool(columns[first:].float().mean() > 0.5):
+        if first and abs(factor) > _LIKE and bool(columns[first:].float().mean() > 0.5):
             value = right[wrong[0]].clone()
             value[..., first:] *= factor
             tail = f"columns {first}..{len(columns) - 1} of {wrong[0]} alone are"

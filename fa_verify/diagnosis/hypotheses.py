@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from fa_verify.diagnosis.evidence import Evidence
     from fa_verify.trial import Trial
 
-__all__ = ["ZEROS", "for_backward", "for_forward", "right_backward", "right_forward"]
+__all__ = ["SYMPTOMS", "for_backward", "for_forward", "right_backward", "right_forward"]
 
 
-ZEROS = "zeros"  # the key of results that are 0: a symptom
+_ZEROS, _DENOMINATOR = "zeros", "denominator"
+SYMPTOMS = (_ZEROS, _DENOMINATOR)  # keys of what says how results are wrong, and not why
 
 
 def right_forward(trial: Trial, evidence: Evidence) -> Prediction:
@@ -78,7 +79,7 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         yield Hypothesis(text, known, name="another scale", fitted=True)
     for sentence, values in rows.denominator(evidence):
         known_values = functools.partial(Prediction, values)
-        yield Hypothesis(sentence, known_values, name="denominator", fitted=True)
+        yield Hypothesis(sentence, known_values, name=_DENOMINATOR, fitted=True)
 
 
 def _by_values(evidence: Evidence, right: dict[str, torch.Tensor]) -> Iterator[Hypothesis]:
@@ -92,7 +93,7 @@ def _by_values(evidence: Evidence, right: dict[str, torch.Tensor]) -> Iterator[H
     for name, text, values in misplaced(evidence, names):
         yield Hypothesis(text, functools.partial(Prediction, values), name=name, fitted=True)
     for text, values in zeros(evidence, names):
-        yield Hypothesis(text, functools.partial(Prediction, values), name=ZEROS, fitted=True)
+        yield Hypothesis(text, functools.partial(Prediction, values), name=_ZEROS, fitted=True)
 
 
 def _forward_addresses(trial: Trial, predict: Forward) -> Iterator[Hypothesis]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import traceback
 from pathlib import Path
@@ -20,84 +19,17 @@ import click
 from rich.console import Console
 
 from fa_verify.errors import InvalidInputError, KernelLoadError
+from fa_verify.options import BUDGET, DTYPE, SEED, WORKERS, Seconds, fence, most, report_folder
 from fa_verify.sanitizers.tools import TOOLS
 from fa_verify.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["main"]
 
 _BROKE = 4
 _MISUSE = 2
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-class _Seconds(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """A duration such as 90, 90s, 2m or 1h."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Seconds as a float."""
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
-        if match is None or float(match[1]) == 0:
-            self.fail(f"{value!r}: give a duration above 0 such as 90s, 2m or 1h", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
-
-
-_WORKERS = click.option(
-    "-n",
-    "--workers",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Worker processes.  [default: one a core]",
-)
-_BUDGET = click.option(
-    "--budget", type=_Seconds(), default=None, help="Stop after this long: 90s, 2m, 1h."
-)
-_SEED = click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of the run; the same seed draws the same cases.",
-)
-_DTYPE = click.option(
-    "--dtype",
-    type=click.Choice(["float16", "bfloat16", "float32"]),
-    default=None,
-    help="Only this dtype.",
-)
-
-
-def _most(name: str, text: str) -> Callable[[Any], Any]:
-    return click.option(f"--max-{name}", type=click.IntRange(min=0), default=None, help=text)
-
-
-def _fence(default: str | None, text: str) -> Callable[[Any], Any]:
-    return click.option(
-        "--fence",
-        type=click.Choice(["off", "poison", "page"]),
-        default=default,
-        show_default=default is not None,
-        help=text,
-    )
-
-
-def _report(folder: str, text: str) -> Callable[[Any], Any]:
-    return click.option(
-        "--report",
-        "folder",
-        type=click.Path(file_okay=False, path_type=Path),
-        default=Path(folder),
-        show_default=True,
-        help=text,
-    )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -121,14 +53,12 @@ def _cli() -> None:
     default=None,
     help="Cases for each kernel.  [default: 200, or what the budget allows]",
 )
-@_BUDGET
-@_SEED
-@_WORKERS
-@_DTYPE
-@click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of one case.  [default: 60s]")
-@_fence(
-    "poison", "What surrounds tensors on a card: nothing, poison, or poison and unmapped pages."
-)
+@BUDGET
+@SEED
+@WORKERS
+@DTYPE
+@click.option("--timeout", type=Seconds(), default=60.0, help="Limit of one case.  [default: 60s]")
+@fence("poison", "What surrounds tensors on a card: nothing, poison, or poison and unmapped pages.")
 @click.option(
     "--stress",
     is_flag=True,
@@ -152,7 +82,7 @@ def _cli() -> None:
     show_default=True,
     help="Cases of each kernel under each of them.",
 )
-@_report("fa-verify-report", "Folder of record and report.")
+@report_folder("fa-verify-report", "Folder of record and report.")
 @click.option(
     "--strict", is_flag=True, help="Unsupported cases and inconclusive elements fail too."
 )
@@ -188,8 +118,8 @@ def check(
 @click.option(
     "--drawn", is_flag=True, help="Drawn at random, not found by a search: all bounds count."
 )
-@_fence(None, "Other fences than the setup's.")
-@click.option("--timeout", type=_Seconds(), default=60.0, help="Limit of the case.  [default: 60s]")
+@fence(None, "Other fences than the setup's.")
+@click.option("--timeout", type=Seconds(), default=60.0, help="Limit of the case.  [default: 60s]")
 def replay(target: str, case: str, **options: Any) -> int:
     """Run one CASE again on TARGET, as a replay line says."""
     from fa_verify import checking  # noqa: PLC0415
@@ -209,11 +139,11 @@ def replay(target: str, case: str, **options: Any) -> int:
     show_default=True,
     help="Most cases for each defect.",
 )
-@_BUDGET
-@_SEED
-@_WORKERS
+@BUDGET
+@SEED
+@WORKERS
 @click.option("--others", is_flag=True, help="Ask the oracles of other projects as well.")
-@_report("fa-verify-selftest", "Folder of the table.")
+@report_folder("fa-verify-selftest", "Folder of the table.")
 def selftest(target: str | None, folder: Path, **options: Any) -> int:
     """Show what the oracle catches: known defects in small kernels, or put on TARGET's kernel."""
     from fa_verify.selftest import selftest as run  # noqa: PLC0415
@@ -239,22 +169,22 @@ def selftest(target: str | None, folder: Path, **options: Any) -> int:
     show_default=True,
     help="Cases that mutants are tried on.",
 )
-@_BUDGET
-@_SEED
+@BUDGET
+@SEED
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
     default=None,
     help="At most so many mutants, evenly from functions and operators.  [default: all]",
 )
-@_WORKERS
+@WORKERS
 @click.option(
     "--min-score",
     type=click.FloatRange(min=0, max=100),
     default=None,
     help="Percent of mutants killed below which the exit code is 1.",
 )
-@_report("fa-verify-mutation", "Folder of the table.")
+@report_folder("fa-verify-mutation", "Folder of the table.")
 def mutate(target: str, folder: Path, **options: Any) -> int:
     """Plant small defects in TARGET's kernels and show which of them the suite does not see."""
     from fa_verify.mutation import mutate as run  # noqa: PLC0415
@@ -277,16 +207,16 @@ def mutate(target: str, folder: Path, **options: Any) -> int:
     show_default=True,
     help="Cases of each kernel whose launches are compiled.",
 )
-@_SEED
-@_DTYPE
-@_WORKERS
+@SEED
+@DTYPE
+@WORKERS
 @click.option(
-    "--timeout", type=_Seconds(), default=300.0, help="Limit of one compilation.  [default: 5m]"
+    "--timeout", type=Seconds(), default=300.0, help="Limit of one compilation.  [default: 5m]"
 )
-@_most("registers", "Most registers of a thread.")
-@_most("spills", "Most bytes that a thread stores and loads for want of registers.")
-@_most("stack", "Most bytes of stack of a thread.")
-@_most("shared", "Most bytes of shared memory of a program.")
+@most("registers", "Most registers of a thread.")
+@most("spills", "Most bytes that a thread stores and loads for want of registers.")
+@most("stack", "Most bytes of stack of a thread.")
+@most("shared", "Most bytes of shared memory of a program.")
 @click.option(
     "--tensor-cores", is_flag=True, help="Products that tensor cores can compute must use them."
 )
@@ -318,7 +248,7 @@ def mutate(target: str, folder: Path, **options: Any) -> int:
     help="Folder of what was compiled before.",
 )
 @click.option("--no-cache", is_flag=True, help="Compile everything.")
-@_report("fa-verify-resources", "Folder of the record.")
+@report_folder("fa-verify-resources", "Folder of the record.")
 def resources(
     targets: tuple[str, ...],
     folder: Path,

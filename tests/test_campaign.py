@@ -1,6 +1,7 @@
 import dataclasses
 
-from fa_verify import Kernel, campaign
+from fa_verify import Kernel
+from fa_verify.campaign import smallest
 from fa_verify.record import CaseRecord, FailureRecord
 
 KERNEL = dataclasses.replace(Kernel(name="mine", forward=lambda *_: None), target="mine.py:mine")
@@ -26,5 +27,5 @@ def test_each_kind_of_fault_is_made_small_before_another_argument_of_one():
     through_both = failing(4, "out-of-bounds-read through q", "out-of-bounds-read through k")
     race = failing(9, "race through o", "out-of-bounds-read through q")
     failed = [race, through_both, through_q, failing(5, "out-of-bounds-read through q")]
-    assert list(campaign._distinct(failed, 4)) == [through_q, race, through_both]
-    assert list(campaign._distinct(failed, 2)) == [through_q, race]
+    assert list(smallest.distinct(failed, 4)) == [through_q, race, through_both]
+    assert list(smallest.distinct(failed, 2)) == [through_q, race]

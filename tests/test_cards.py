@@ -16,6 +16,7 @@ from fa_verify.backends import sharing
 from fa_verify.backends.base import FAULT, Setup
 from fa_verify.backends.cards import Card, lease, room
 from fa_verify.backends.sharing import Sharing
+from fa_verify.campaign import running
 from fa_verify.case import Case
 from fa_verify.pool import Pool
 from fa_verify.record import CaseRecord
@@ -209,16 +210,16 @@ def test_cases_together_are_those_of_one_kernel_and_give_what_each_gives_alone()
 def test_spare_processes_run_the_first_cases_from_the_end():
     (kernel,) = loader.load("kernels/flash_attention.py:flash")
     plan = campaign.Plan(backend="cpu", cases=2, spare=1)
-    ahead = list(campaign._first((kernel,), plan))
+    ahead = list(running._first((kernel,), plan))
     assert [case for _, case, _ in ahead] == [c for c, _ in campaign.drawn(kernel, plan)][::-1]
-    pool = campaign._pool(plan)
+    pool = running._pool(plan)
     try:
         small = Case.parse("pass=fwd s=4x4 d=16 dtype=float16 seed=1")
         done = pool.compile_ahead([(kernel, small, Setup())])
         assert [future.result() for future in done] == [None]
     finally:
         pool.stop()
-    pool = campaign._pool(campaign.Plan(backend="cpu"))
+    pool = running._pool(campaign.Plan(backend="cpu"))
     assert pool.compile_ahead(ahead) == []
     pool.stop()
 
@@ -228,14 +229,14 @@ def test_a_worker_gets_several_cases_of_one_kernel_but_long_ones_alone():
     case = Case.parse("pass=fwd s=4x4 d=8 dtype=float32 seed=1")
 
     def item(kernel, **facts):
-        return campaign._Item(kernel=kernel, case=case, setup=Setup(**facts))
+        return running._Item(kernel=kernel, case=case, setup=Setup(**facts))
 
     first, other = (item(kernel) for kernel in kernels)
     long = item(kernels[0], stress=7)
     more = collections.deque()
     work = iter([first, first, first, long, first, other, other])
     sizes = []
-    while items := campaign._next(more, work, 2):
+    while items := running._next(more, work, 2):
         sizes.append([(one.kernel.name, one.setup.stress) for one in items])
     assert sizes == [
         [("flash", 0)] * 2,

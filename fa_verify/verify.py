@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -75,15 +77,22 @@ def verify(
         reason=reason,
         tensors=stats,
         failures=tuple(
-            FailureRecord(**{name: getattr(f, name) for name in FailureRecord.__struct_fields__})
+            FailureRecord(
+                **{name: _near(getattr(f, name)) for name in FailureRecord.__struct_fields__}
+            )
             for f in failures
         ),
         replay=replay_line(kernel, case, setup, drawn=independent),
         seconds={"kernel": seconds, "checks": time.perf_counter() - start - seconds},
         configs=configs,
         possible=_possible(execution),
-        ran={file: str(ran) for file, ran in execution.ran.items()} if execution else {},
+        ran={_near(file): str(ran) for file, ran in execution.ran.items()} if execution else {},
     )
+
+
+def _near(text: str) -> str:
+    """A text whose paths below the working folder are relative to it, as a person types them."""
+    return text.replace(f"{Path.cwd()}{os.sep}", "")
 
 
 def _possible(execution: Execution | None) -> tuple[str, ...]:
@@ -91,7 +100,7 @@ def _possible(execution: Execution | None) -> tuple[str, ...]:
     if execution is None:
         return ()
     return tuple(
-        f"{note.kind} at {note.file}:{note.line} in {note.kernel}: {note.source.strip()}"
+        f"{note.kind} at {_near(note.file)}:{note.line} in {note.kernel}: {note.source.strip()}"
         for note in execution.notes
         if note.kind != "nan-born"
     )

@@ -1,3 +1,6 @@
+import re
+import shutil
+
 import pytest
 
 from fa_verify import loader
@@ -113,3 +116,19 @@ def test_what_may_be_a_fault_is_recorded_and_fails_nothing():
     assert line.endswith("tests/targets/reads_back.py:15 in _transposing_kernel: back = tl.load("
                          "room + tl.arange(0, block)[None, :] * columns + tl.arange(0, columns)"
                          "[:, None])")  # fmt: skip
+
+
+def test_paths_below_the_working_folder_are_relative(tmp_path, monkeypatch):
+    shutil.copytree("kernels", tmp_path / "kernels")
+    text = (tmp_path / "kernels" / "tiles.py").read_text()
+    unmasked = re.sub(r", mask=[^,)]+(, other=0\.0)?", "", text)
+    assert unmasked != text
+    (tmp_path / "kernels" / "tiles.py").write_text(unmasked)
+    monkeypatch.chdir(tmp_path)
+    (wrong,) = loader.load("kernels/flash_attention.py:flash")
+    case = Case.parse("pass=fwd s=3x5 d=16 dtype=float16 seed=1")
+    record = verify(case, wrong, SETUP, CpuBackend(), explain=True)
+    assert record.verdict == "fail"
+    assert any(failure.location.startswith("kernels/") for failure in record.failures)
+    assert "kernels/forward.py" in record.ran
+    assert str(tmp_path) not in repr(record)

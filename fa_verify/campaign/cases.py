@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from fa_verify.kernel import Kernel
     from fa_verify.record import CaseRecord
 
-__all__ = ["SHARD", "drawn", "further", "numbered", "setup_of"]
+__all__ = ["CUDA_FORMS", "SHARD", "drawn", "further", "numbered", "setup_of"]
 
 # Cases drawn from one seed; the next shard's seed follows from the run's. Whole turns of
-# `_CUDA_FORMS`.
+# `CUDA_FORMS`.
 SHARD = 96
 _CONFIGS = 840  # a multiple of every number of configurations up to 8
 # Forms for which a CUDA run compiles each kernel before it takes others, and the shards that it
 # draws of them: a form takes some seven seconds to compile, with the variants that lengths and
 # reruns make of it, a case that needs no compiling some hundredths (docs/cuda.md). Another seed of
 # the run draws other forms.
-_CUDA_FORMS = 12
+CUDA_FORMS = 12
 _SHARDS_OF_FORMS = 250
 # One case in so many is stressed, with `_RUNS` further runs. It has the divisor 4 in common with
-# `_CUDA_FORMS`, so that the forms that are compiled for every configuration are a quarter of all;
+# `CUDA_FORMS`, so that the forms that are compiled for every configuration are a quarter of all;
 # another seed takes others.
 _STRESSED = 16
 _RUNS = 12
@@ -53,8 +53,8 @@ def numbered(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
         return
     index = 0
     for shard in range(1 << 30):
-        first = (plan.seed * 1_000_003 + shard // _SHARDS_OF_FORMS) * _CUDA_FORMS
-        forms = range(first, first + _CUDA_FORMS) if plan.backend == "cuda" else ()
+        first = (plan.seed * 1_000_003 + shard // _SHARDS_OF_FORMS) * CUDA_FORMS
+        forms = range(first, first + CUDA_FORMS) if plan.backend == "cuda" else ()
         drawn = distribution.draw(
             plan.seed * 1_000_003 + shard,
             SHARD,
@@ -78,7 +78,7 @@ def setup_of(plan: Plan, index: int) -> Setup:
     chosen = plan.long or (index + plan.seed) % _STRESSED == 0
     stress = _RUNS if plan.stress and chosen else 0
     if plan.backend == "cuda":
-        turn, form = divmod(index, _CUDA_FORMS)
+        turn, form = divmod(index, CUDA_FORMS)
         block = index // (SHARD * _SHARDS_OF_FORMS)
         return Setup(
             backend="cuda",

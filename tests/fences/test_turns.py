@@ -7,8 +7,9 @@ import pytest
 from fa_verify import campaign, loader
 from fa_verify.backends.base import Setup
 from fa_verify.backends.fences.fence import Fence
+from fa_verify.campaign.cases import CUDA_FORMS
 
-FORMS = campaign._CUDA_FORMS
+FORMS = CUDA_FORMS
 
 
 def fences(mode, cases):

@@ -9,8 +9,6 @@ from fa_verify.backends.base import Setup
 from fa_verify.backends.fences.fence import Fence
 from fa_verify.campaign.cases import CUDA_FORMS
 
-FORMS = CUDA_FORMS
-
 
 def fences(mode, cases):
     (kernel,) = loader.load("tests/targets/plain.py:right")
@@ -20,13 +18,13 @@ def fences(mode, cases):
 
 def test_every_form_meets_a_page_at_both_ends_and_one_alignment():
     met = collections.defaultdict(set)
-    for index, fence in enumerate(fences("page", 2 * FORMS)):
-        met[index % FORMS].add((fence.start, fence.flush))
+    for index, fence in enumerate(fences("page", 2 * CUDA_FORMS)):
+        met[index % CUDA_FORMS].add((fence.start, fence.flush))
     assert all({start for start, _ in seen} == {False, True} for seen in met.values())
     assert all(len({flush for _, flush in seen}) == 1 for seen in met.values())
     flush = [index for index, seen in met.items() if all(flush for _, flush in seen)]
-    assert flush == [index for index in range(FORMS) if index % 8 == 5]
-    assert 0 < len(flush) <= FORMS / 6  # each is compiled apart
+    assert flush == [index for index in range(CUDA_FORMS) if index % 8 == 5]
+    assert 0 < len(flush) <= CUDA_FORMS / 6  # each is compiled apart
 
 
 @pytest.mark.parametrize("mode", ["off", "poison"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fa_verify.arithmetic import Arithmetic
     from fa_verify.capabilities import Capabilities
+    from fa_verify.documents import cu_seqlens
     from fa_verify.errors import UnsupportedProblemError
     from fa_verify.kernel import Grads, Kernel, Outputs
     from fa_verify.masks import Mask
@@ -26,6 +27,7 @@ __all__ = [
     "Outputs",
     "Problem",
     "UnsupportedProblemError",
+    "cu_seqlens",
 ]
 
 _HOMES = {
@@ -37,6 +39,7 @@ _HOMES = {
     "Outputs": "kernel",
     "Problem": "problem",
     "UnsupportedProblemError": "errors",
+    "cu_seqlens": "documents",
 }
 
 

@@ -31,6 +31,7 @@ class Capabilities:
         window: Sliding windows (left and right).
         softcap: Logit softcap.
         gqa: heads_kv < heads_q.
+        documents: Several documents packed into one sequence (varlen, cu_seqlens).
         backward: Gradients.
         layouts: Any strides; False: contiguous BHSD or BSHD with a contiguous head_dim only.
         int64_offsets: Tensors with elements past 2^31 of their first one; False: offsets that
@@ -52,6 +53,7 @@ class Capabilities:
     window: bool = False
     softcap: bool = False
     gqa: bool = True
+    documents: bool = False
     backward: bool = True
     layouts: bool = True
     int64_offsets: bool = True
@@ -88,7 +90,7 @@ class Capabilities:
             (problem.head_dim not in self.head_dims, f"head_dim={problem.head_dim}"),
             (not head_dim_v_fits, f"head_dim_v={problem.head_dim_v}"),
             (
-                mask.hides_anything and mask.alignment not in self.alignments,
+                mask.banded and mask.alignment not in self.alignments,
                 f"mask alignment={mask.alignment}",
             ),
             (
@@ -96,6 +98,7 @@ class Capabilities:
                 "sliding window",
             ),
             (problem.softcap > 0 and not self.softcap, "softcap"),
+            (bool(mask.documents) and not self.documents, "packed documents"),
             (problem.group > 1 and not self.gqa, f"group={problem.group}"),
             (min(problem.seqlen_q, problem.seqlen_k) == 0 and not self.empty, "an empty sequence"),
             (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 
 from fa_verify.errors import InvalidInputError
@@ -183,26 +184,44 @@ def _mask_text(mask: Mask) -> str:
     parts += [f"l{mask.window_left}"] if mask.window_left is not None else []
     parts += [f"r{mask.window_right}"] if mask.window_right is not None else []
     parts += ["topleft"] if mask.alignment == "top-left" else []
+    parts += [f"docs{_documents_text(mask)}"] if mask.documents else []
     return ".".join(parts)
+
+
+def _documents_text(mask: Mask) -> str:
+    """Lengths in order, QxK, those that come several times in a row once: 3x5-0x4*2."""
+    runs = [(lengths, len(list(run))) for lengths, run in itertools.groupby(mask.documents)]
+    return "-".join(f"{q}x{k}" + (f"*{count}" if count > 1 else "") for (q, k), count in runs)
+
+
+def _parse_documents(text: str) -> tuple[tuple[int, int], ...]:
+    runs = (part.partition("*") for part in text.split("-"))
+    return tuple(
+        lengths for pair, _, count in runs for lengths in [_pair(pair, "x")] * int(count or 1)
+    )
 
 
 def _parse_mask(text: str) -> Mask:
     causal, left, right, top_left = False, None, None, False
+    documents: tuple[tuple[int, int], ...] = ()
     for part in text.split("."):
         if part == "causal":
             causal = True
         elif part == "topleft":
             top_left = True
+        elif part[:4] == "docs":
+            documents = _parse_documents(part[4:])
         elif part[:1] == "l":
             left = int(part[1:])
         elif part[:1] == "r":
             right = int(part[1:])
         else:
-            msg = f"mask={text!r}: parts are causal, lN, rN, topleft, joined by '.'"
+            msg = f"mask={text!r}: parts are causal, lN, rN, topleft, docsQxK-..., joined by '.'"
             raise InvalidInputError(msg)
     return Mask(
         causal=causal,
         window_left=left,
         window_right=right,
         alignment="top-left" if top_left else "bottom-right",
+        documents=documents,
     )

@@ -24,17 +24,20 @@ class Mask:
     """A banded mask: query i sees key j when ``lo(i) <= j < hi(i)``.
 
     The diagonal of query i is key ``i + shift``: ``shift = seqlen_k - seqlen_q`` when aligned
-    bottom-right (the last query sees the last key), 0 when aligned top-left.
+    bottom-right (the last query sees the last key), 0 when aligned top-left. Packed documents have
+    a diagonal each, and a query sees keys of its own document only.
 
     Attributes:
         causal: No key to the right of the diagonal.
         window_left: At most this many keys to the left of the diagonal (None: no limit).
         window_right: At most this many keys to the right of the diagonal (None: no limit).
         alignment: Where the diagonal starts.
+        documents: (queries, keys) of each document packed into the sequence, in order; either may
+            be 0. Empty: the sequence is one document.
 
     Raises:
-        InvalidInputError: A window is negative, the alignment is unknown, or a causal mask has a
-            window_right.
+        InvalidInputError: A window or a document's length is negative, the alignment is unknown,
+            or a causal mask has a window_right.
 
     >>> Mask(causal=True).allowed(2, 3).astype(int)
     array([[1, 1, 0],
@@ -46,12 +49,17 @@ class Mask:
     array([[1, 1, 0],
            [0, 1, 1],
            [0, 0, 1]])
+    >>> Mask(causal=True, documents=((1, 2), (2, 1))).allowed(3, 3).astype(int)
+    array([[1, 1, 0],
+           [0, 0, 0],
+           [0, 0, 1]])
     """
 
     causal: bool = False
     window_left: int | None = None
     window_right: int | None = None
     alignment: Alignment = "bottom-right"
+    documents: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         """Reject masks that have no meaning."""
@@ -66,15 +74,52 @@ class Mask:
         if self.alignment not in ("bottom-right", "top-left"):
             msg = f"alignment={self.alignment!r}: must be 'bottom-right' or 'top-left'"
             raise InvalidInputError(msg)
+        for lengths in self.documents:
+            if len(lengths) != 2 or min(lengths) < 0:
+                msg = f"documents: {lengths} must be (queries, keys), each at least 0"
+                raise InvalidInputError(msg)
+
+    @property
+    def banded(self) -> bool:
+        """Whether it matters where the diagonal is."""
+        return self.causal or self.window_left is not None or self.window_right is not None
 
     @property
     def hides_anything(self) -> bool:
         """Whether the mask can hide a key at all."""
-        return self.causal or self.window_left is not None or self.window_right is not None
+        return self.banded or len(self.documents) > 1
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
-        """The key on the diagonal of query 0."""
+        """The key on the diagonal of query 0, of a document with these lengths."""
         return seqlen_k - seqlen_q if self.alignment == "bottom-right" else 0
+
+    def diagonals(self, seqlen_q: int, seqlen_k: int) -> npt.NDArray[np.int64]:
+        """The key on the diagonal of each query; there need be no such key in its document."""
+        return _own(self, seqlen_q, seqlen_k)[0]
+
+    def own_keys(
+        self, seqlen_q: int, seqlen_k: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The keys of each query's document, as half-open intervals ``[first, end)``."""
+        _, first, end = _own(self, seqlen_q, seqlen_k)
+        return first, end
+
+    def resized(self, seqlen_q: int, seqlen_k: int) -> Mask:
+        """The mask for other lengths: documents are cut at the end, or the last one grows.
+
+        >>> Mask(documents=((3, 3), (2, 4))).resized(4, 9).documents
+        ((3, 3), (1, 6))
+        """
+        if not self.documents:
+            return self
+        left = [seqlen_q, seqlen_k]
+        documents = []
+        for lengths in self.documents:
+            cut = min(lengths[0], left[0]), min(lengths[1], left[1])
+            left = [left[0] - cut[0], left[1] - cut[1]]
+            documents.append(cut)
+        documents[-1] = documents[-1][0] + left[0], documents[-1][1] + left[1]
+        return dataclasses.replace(self, documents=tuple(documents))
 
     def intervals(
         self, seqlen_q: int, seqlen_k: int
@@ -99,18 +144,36 @@ class Mask:
 def _intervals(
     mask: Mask, seqlen_q: int, seqlen_k: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    diagonal = np.arange(seqlen_q, dtype=np.int64) + mask.shift(seqlen_q, seqlen_k)
-    lo = np.zeros(seqlen_q, dtype=np.int64)
-    hi = np.full(seqlen_q, seqlen_k, dtype=np.int64)
+    diagonal, first, end = _own(mask, seqlen_q, seqlen_k)
+    lo, hi = first, end
     if mask.window_left is not None:
         lo = diagonal - mask.window_left
     if mask.causal:
         hi = diagonal + 1
     elif mask.window_right is not None:
         hi = diagonal + 1 + mask.window_right
-    lo = np.clip(lo, 0, seqlen_k)
-    hi = np.clip(hi, 0, seqlen_k)
+    lo = np.clip(lo, first, end)
+    hi = np.clip(hi, first, end)
     return lo, np.maximum(lo, hi)
+
+
+def _own(
+    mask: Mask, seqlen_q: int, seqlen_k: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Each query's diagonal, and its document's first key and the one after its last."""
+    lengths = np.array(mask.documents or ((seqlen_q, seqlen_k),), dtype=np.int64)
+    if tuple(lengths.sum(0)) != (seqlen_q, seqlen_k):
+        msg = f"documents: {mask.documents} do not add up to {seqlen_q} queries, {seqlen_k} keys"
+        raise InvalidInputError(msg)
+    ends = lengths.cumsum(0)
+    starts = ends - lengths
+    shifts = [mask.shift(int(queries), int(keys)) for queries, keys in lengths]
+    # From a query's place in the sequence to its document's diagonal.
+    moved = np.array(shifts, dtype=np.int64) + starts[:, 1] - starts[:, 0]
+    moved, first, end = (
+        np.repeat(each, lengths[:, 0]) for each in (moved, starts[:, 1], ends[:, 1])
+    )
+    return np.arange(seqlen_q, dtype=np.int64) + moved, first, end
 
 
 FULL = Mask()

@@ -49,7 +49,7 @@ def _moved(case: Case, *, queries: int, keys: int, v: str, logits: float, seed: 
     p = case.problem
     return dataclasses.replace(
         case,
-        problem=dataclasses.replace(p, seqlen_q=p.seqlen_q + queries, seqlen_k=p.seqlen_k + keys),
+        problem=p.resized(p.seqlen_q + queries, p.seqlen_k + keys),
         values=dataclasses.replace(case.values, v=v, logits=logits),
         seed=seed,
     )

@@ -34,7 +34,7 @@ class Problem:
         head_dim_v: Of v and o, 1 to 256.
         dtype: Of q, k, v, o and their gradients.
         dot_precision: What a float32 kernel is asked to use in its dots; "ieee" otherwise.
-        mask: Who sees whom.
+        mask: Who sees whom. Its documents need batch 1, and their lengths add up to the sequence's.
         softmax_scale: Factor of the logits; None means 1/sqrt(head_dim). Any finite float.
         softcap: c > 0 maps a logit x to c*tanh(x/c) after scaling; 0 means none.
         layout_q: Memory layout of q; likewise layout_k, layout_v, layout_do.
@@ -101,6 +101,19 @@ class Problem:
         if not (math.isfinite(self.softcap) and self.softcap >= 0):
             msg = f"softcap={self.softcap}: must be finite and at least 0 (0: none)"
             raise InvalidInputError(msg)
+        if self.mask.documents:
+            self._check_documents()
+
+    def _check_documents(self) -> None:
+        if self.batch != 1:
+            msg = f"batch={self.batch}: documents are packed into one sequence; use batch=1"
+            raise InvalidInputError(msg)
+        for name, lengths in zip(
+            ("seqlen_q", "seqlen_k"), zip(*self.mask.documents, strict=True), strict=True
+        ):
+            if sum(lengths) != getattr(self, name):
+                msg = f"{name}={getattr(self, name)}: the documents' lengths sum to {sum(lengths)}"
+                raise InvalidInputError(msg)
 
     @property
     def scale(self) -> float:
@@ -111,6 +124,11 @@ class Problem:
     def group(self) -> int:
         """Query heads per key/value head."""
         return self.heads_q // self.heads_kv
+
+    def resized(self, seqlen_q: int, seqlen_k: int) -> Problem:
+        """The problem with other lengths; documents as `Mask.resized` has them."""
+        mask = self.mask.resized(seqlen_q, seqlen_k)
+        return dataclasses.replace(self, seqlen_q=seqlen_q, seqlen_k=seqlen_k, mask=mask)
 
     @property
     def shape_q(self) -> tuple[int, int, int, int]:

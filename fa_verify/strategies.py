@@ -131,7 +131,8 @@ def _simplified(case: Case, simple: set[str], space: Space) -> Case:
 def _simplified_mask(mask: Mask, simple: set[str], space: Space) -> Mask:
     alignments = ("bottom-right",) if space.capabilities is None else space.capabilities.alignments
     aligned = "alignment" in simple and "bottom-right" in alignments
-    new = Mask(
+    new = dataclasses.replace(
+        mask,
         causal=mask.causal and "causal" not in simple,
         window_left=None if "window_left" in simple else mask.window_left,
         window_right=None if "window_right" in simple else mask.window_right,
@@ -148,16 +149,18 @@ def _capped(case: Case, caps: dict[str, int], space: Space) -> Case:
     if space.head_dims_v:
         head_dim_v = space.fit_head_dim(min(p.head_dim_v, caps["head_dim_v"]), of_v=True)
     heads_kv = min(p.heads_kv, max(1, caps["heads_kv"]))
+    shorter = p.resized(
+        min(p.seqlen_q, max(1, min(caps["both"], caps["seqlen_q"]))),
+        min(p.seqlen_k, max(1, min(caps["both"], caps["seqlen_k"]))),
+    )
     problem = dataclasses.replace(
-        p,
+        shorter,
         batch=min(p.batch, max(1, caps["batch"])),
         heads_q=heads_kv * min(p.group, max(1, caps["group"])),
         heads_kv=heads_kv,
-        seqlen_q=min(p.seqlen_q, max(1, min(caps["both"], caps["seqlen_q"]))),
-        seqlen_k=min(p.seqlen_k, max(1, min(caps["both"], caps["seqlen_k"]))),
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        mask=_narrowed(p.mask, caps["window"]),
+        mask=_narrowed(shorter.mask, caps["window"]),
     )
     return dataclasses.replace(case, problem=problem)
 
@@ -262,8 +265,7 @@ class _Search:
         for length in _ladder(shorter):
             cut = shorter - length
             q, k = p.seqlen_q - cut, p.seqlen_k - cut
-            problem = dataclasses.replace(p, seqlen_q=q, seqlen_k=k)
-            if self._try(dataclasses.replace(self.best, problem=problem)):
+            if self._try(dataclasses.replace(self.best, problem=p.resized(q, k))):
                 return
 
     def _lower(self, *names: str) -> None:

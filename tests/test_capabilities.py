@@ -6,7 +6,11 @@ from fa_verify.masks import Mask
 from fa_verify.problem import Problem
 
 EVERYTHING = Capabilities(
-    dot_precisions=("ieee", "tf32", "tf32x3"), head_dims_v=range(1, 257), window=True, softcap=True
+    dot_precisions=("ieee", "tf32", "tf32x3"),
+    head_dims_v=range(1, 257),
+    window=True,
+    softcap=True,
+    documents=True,
 )
 FIELDS = {"seqlen_q": 3, "seqlen_k": 5, "head_dim": 80, "head_dim_v": 80}
 
@@ -26,6 +30,7 @@ CASES = [
     ({"window": False}, {"mask": Mask(causal=True, window_left=3)}, "sliding window"),
     ({"window": False}, {"mask": Mask(window_right=3)}, "sliding window"),
     ({"softcap": False}, {"softcap": 30.0}, "softcap"),
+    ({"documents": False}, {"mask": Mask(documents=((1, 1), (2, 4)))}, "packed documents"),
     ({"gqa": False}, {"heads_q": 4, "heads_kv": 2}, "group=2"),
     ({"empty": False}, {"seqlen_q": 0}, "an empty sequence"),
     ({"empty": False}, {"seqlen_k": 0}, "an empty sequence"),
@@ -52,6 +57,8 @@ def _as_dict(c):
 
 def test_a_full_mask_needs_no_alignment():
     assert Capabilities(alignments=()).reason_against(_problem()) is None
+    apart = _problem(mask=Mask(documents=((1, 1), (2, 4))))
+    assert Capabilities(alignments=(), documents=True).reason_against(apart) is None
 
 
 def test_plain_layouts_are_always_taken():

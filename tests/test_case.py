@@ -5,6 +5,7 @@ from hypothesis import given
 
 from fa_verify.case import Case, Values
 from fa_verify.errors import InvalidInputError
+from fa_verify.masks import Mask
 from fa_verify.problem import Problem
 from fa_verify.strategies import cases
 
@@ -17,6 +18,14 @@ def test_a_line_reads_back_as_the_case(case):
     assert "\n" not in line
     assert Case.parse(line) == case
     assert Case.parse(line).id == case.id
+
+
+def test_documents_read_back():
+    mask = Mask(causal=True, documents=((3, 5), (0, 4), (0, 4), (2, 0)))
+    problem = Problem(seqlen_q=5, seqlen_k=13, head_dim=8, head_dim_v=8, mask=mask)
+    line = str(Case(problem=problem))
+    assert "mask=causal.docs3x5-0x4*2-2x0 " in line
+    assert Case.parse(line).problem == problem
 
 
 def test_defaults_are_left_out():
@@ -59,6 +68,9 @@ def test_the_order_of_tokens_does_not_matter():
         ("pass=fwd s=3x5 d=8 dtype=float16 dot=tf32 seed=0", "dot_precision='tf32'"),
         ("pass=fwd s=3x5 d=8 dtype=float16 qk.values=gauss seed=0", "qk='gauss'"),
         ("pass=fwd s=3x5 d=8 dtype=float16 logits=0 seed=0", "logits=0"),
+        ("pass=fwd s=3x5 d=8 dtype=float16 mask=docs3x4 seed=0", "seqlen_k=5"),
+        ("pass=fwd s=3x5 d=8 dtype=float16 mask=docs3-xy seed=0", "cannot be read"),
+        ("pass=fwd b=2 s=3x5 d=8 dtype=float16 mask=docs3x5 seed=0", "batch=2"),
         ("pass=fwd h=3/2 s=3x5 d=8 dtype=float16 seed=0", "heads_q=3"),
     ],
 )

@@ -31,6 +31,15 @@ RICH = Case.parse(
 )
 
 
+def _packed(case):
+    """The case as three documents, the second without queries."""
+    p = case.problem
+    third, half = p.seqlen_k // 3, p.seqlen_q // 2
+    documents = ((half, third), (0, third), (p.seqlen_q - half, p.seqlen_k - 2 * third))
+    mask = dataclasses.replace(p.mask, documents=documents)
+    return dataclasses.replace(case, problem=dataclasses.replace(p, batch=1, mask=mask))
+
+
 def _storage(tensor):
     flat = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     own = torch.zeros(len(flat), dtype=torch.bool)
@@ -137,7 +146,7 @@ def test_modified_sees_slack_even_when_it_stays_nan():
 
 
 @settings(max_examples=60, deadline=None)
-@given(SMALL, st.integers(0, 9))
+@given(SMALL | SMALL.map(_packed), st.integers(0, 9))
 def test_perturbing_hidden_keys_leaves_the_named_rows_alone(case, seed):
     p, inputs = case.problem, materialise(case)
     before = fingerprint(inputs)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,6 +59,41 @@ def test_a_mask_that_hides_nothing_allows_all(mask, seqlen_q, seqlen_k):
         assert mask.allowed(seqlen_q, seqlen_k).all()
 
 
+DOCUMENTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5)
+
+
+@given(MASKS, DOCUMENTS)
+def test_documents_are_masked_each_by_itself(mask, lengths):
+    seqlen_q, seqlen_k = (sum(side) for side in zip(*lengths, strict=True))
+    expected = np.zeros((seqlen_q, seqlen_k), dtype=bool)
+    row = key = 0
+    for queries, keys in lengths:
+        expected[row : row + queries, key : key + keys] = mask.allowed(queries, keys)
+        row, key = row + queries, key + keys
+    packed = dataclasses.replace(mask, documents=tuple(lengths))
+    assert np.array_equal(packed.allowed(seqlen_q, seqlen_k), expected)
+    assert packed.hides_anything or expected.all()
+
+
+@given(DOCUMENTS, LENGTHS, LENGTHS)
+def test_resized_documents_fill_the_new_lengths_from_the_front(lengths, seqlen_q, seqlen_k):
+    mask = Mask(documents=tuple(lengths))
+    new = mask.resized(seqlen_q, seqlen_k).documents
+    assert tuple(sum(side) for side in zip(*new, strict=True)) == (seqlen_q, seqlen_k)
+    old = [sum(side) for side in zip(*lengths, strict=True)]
+    assert mask.resized(*old) == mask
+    assert all(
+        after[side] <= before[side]
+        for before, after in zip(lengths[:-1], new[:-1], strict=True)
+        for side in (0, 1)
+    )
+
+
+def test_lengths_that_documents_do_not_add_up_to_are_refused():
+    with pytest.raises(InvalidInputError, match="do not add up to 4 queries"):
+        Mask(documents=((1, 2), (2, 2))).allowed(4, 4)
+
+
 def test_alignments_agree_on_squares_and_differ_elsewhere():
     top_left = Mask(causal=True, alignment="top-left")
     assert np.array_equal(top_left.allowed(7, 7), Mask(causal=True).allowed(7, 7))
@@ -79,6 +116,8 @@ def test_full_hides_nothing():
         ({"window_right": -2}, "window_right=-2"),
         ({"causal": True, "window_right": 0}, "window_right=0"),
         ({"alignment": "centre"}, "alignment='centre'"),
+        ({"documents": ((1, 2), (-1, 2))}, r"\(-1, 2\)"),
+        ({"documents": ((1, 2, 3),)}, r"\(1, 2, 3\)"),
     ],
 )
 def test_meaningless_masks_are_refused(fields, said):

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from fa_verify.errors import InvalidInputError
+from fa_verify.masks import Mask
 from fa_verify.problem import Problem
 
 FIELDS = {"seqlen_q": 3, "seqlen_k": 5, "head_dim": 8, "head_dim_v": 16}
@@ -39,6 +40,20 @@ def test_query_heads_are_whole_groups():
     with pytest.raises(InvalidInputError, match="heads_q=4"):
         Problem(**FIELDS, heads_q=4, heads_kv=3)
     assert Problem(**FIELDS, heads_q=6, heads_kv=2).group == 3
+
+
+def test_documents_are_one_sequence_and_add_up_to_it():
+    assert Problem(**FIELDS, mask=Mask(documents=((1, 5), (2, 0)))).mask.documents
+    with pytest.raises(InvalidInputError, match="batch=2"):
+        Problem(**FIELDS, batch=2, mask=Mask(documents=((1, 5), (2, 0))))
+    with pytest.raises(InvalidInputError, match="seqlen_k=5"):
+        Problem(**FIELDS, mask=Mask(documents=((1, 5), (2, 1))))
+
+
+def test_a_resized_problem_keeps_its_documents_in_step():
+    problem = Problem(**FIELDS, mask=Mask(documents=((1, 4), (2, 1)))).resized(2, 9)
+    assert (problem.seqlen_q, problem.seqlen_k) == (2, 9)
+    assert problem.mask.documents == ((1, 4), (1, 5))
 
 
 def test_empty_sequences_are_legal():

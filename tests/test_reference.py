@@ -23,6 +23,8 @@ MASKS = [
     Mask(window_right=0, alignment="top-left"),
     Mask(window_left=0, window_right=1),
     Mask(causal=True, window_left=1),
+    Mask(causal=True, documents=((0, 1), (3, 1), (1, 0), (0, 1))),
+    Mask(window_left=1, alignment="top-left", documents=((1, 1), (1, 1), (2, 1))),
 ]
 
 
@@ -78,6 +80,7 @@ def exactly(problem, q, k, v, do):
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_agrees_with_50_digits(mask, softcap):
+    mask = mask.resized(4, 3)
     problem = Problem(
         heads_q=2,
         seqlen_q=4,
@@ -103,8 +106,9 @@ def test_agrees_with_50_digits(mask, softcap):
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (5, 9), (150, 90), (90, 150)])
 def test_agrees_with_autograd(mask, seqlen_q, seqlen_k):
+    mask = mask.resized(seqlen_q, seqlen_k)
     problem = Problem(
-        batch=2,
+        batch=1 if mask.documents else 2,
         heads_q=6,
         heads_kv=2,
         seqlen_q=seqlen_q,

@@ -20,10 +20,12 @@ CPU = torch.device("cpu")
         Mask(causal=True, alignment="top-left"),
         Mask(window_left=2, window_right=0),
         Mask(window_left=1, window_right=1, alignment="top-left"),
+        Mask(causal=True, documents=((0, 2), (3, 1), (2, 0), (4, 6))),
     ],
 )
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(9, 4), (4, 9), (5, 5), (0, 3), (3, 0)])
 def test_intervals_blind_rows_and_seen_keys_are_those_of_the_matrix(mask, seqlen_q, seqlen_k):
+    mask = mask.resized(seqlen_q, seqlen_k)
     problem = Problem(
         seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=8, head_dim_v=8, dtype="float32", mask=mask
     )

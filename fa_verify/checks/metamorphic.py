@@ -260,7 +260,10 @@ _BATCHES = (2, 3, 5)  # sizes of the other batch: small, since it costs as many 
 
 
 def fits_among_others(trial: Trial) -> bool:
-    """Whether a larger batch of the same layouts takes no more memory than there are elements."""
+    """Whether it can have mates, in no more memory than there are elements.
+
+    Documents come in one sequence.
+    """
     p = trial.case.problem
     pairs = (
         (p.layout_q, p.shape_q),
@@ -269,7 +272,7 @@ def fits_among_others(trial: Trial) -> bool:
         (p.layout_do, p.shape_o),
     )
     spans = [layout.span((max(_BATCHES), *shape[1:])) for layout, shape in pairs]
-    return p.seqlen_q > 0 and max(spans) < SPARSE
+    return p.seqlen_q > 0 and max(spans) < SPARSE and not p.mask.documents
 
 
 def sequence_among_others(trial: Trial) -> Iterator[Failure]:

@@ -15,8 +15,13 @@ __all__ = ["forward_loops", "row_loops", "visited"]
 
 
 def forward_loops(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Sentences and names of loops over keys that can go wrong under this mask."""
+    """Sentences and names of loops over keys that can go wrong under this mask.
+
+    Loops over one document of several are not modelled.
+    """
     mask = problem.mask
+    if mask.documents:
+        return
     if mask.window_left is not None:
         yield "the loop over the keys of a window begins a block too late", "begin late"
         yield "the window skips blocks, but keys inside a block are not masked", "left unmasked"
@@ -32,6 +37,8 @@ def forward_loops(problem: Problem) -> Iterator[tuple[str, str]]:
 
 def row_loops(problem: Problem) -> Iterator[tuple[str, str]]:
     """The same of loops over rows, which dk and dv have."""
+    if problem.mask.documents:
+        return
     if problem.mask.causal or problem.mask.window_right is not None:
         yield "the loop over rows begins a block after the diagonal", "rows late"
     if problem.mask.window_left is not None:

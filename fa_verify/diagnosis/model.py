@@ -73,9 +73,9 @@ def key_heads(problem: Problem, knobs: Knobs) -> torch.Tensor:
 def visible(problem: Problem, knobs: Knobs, keys: int) -> torch.Tensor:
     """Who sees whom, over keys that may reach past seqlen_k, shape (seqlen_q, keys)."""
     mask = problem.mask
-    rows = torch.arange(problem.seqlen_q)[:, None]
     columns = torch.arange(keys)[None, :]
-    distance = columns - rows - mask.shift(problem.seqlen_q, problem.seqlen_k) - knobs.shift
+    diagonals = torch.from_numpy(mask.diagonals(problem.seqlen_q, problem.seqlen_k))
+    distance = columns - diagonals[:, None] - knobs.shift
     seen = torch.ones_like(distance, dtype=torch.bool)
     if knobs.masked:
         if mask.window_left is not None:
@@ -87,6 +87,10 @@ def visible(problem: Problem, knobs: Knobs, keys: int) -> torch.Tensor:
         seen &= distance <= knobs.right_end
     if knobs.loop:
         seen = visited(problem, seen, knobs.loop, knobs.block_m, knobs.block_n)
+    if mask.documents:
+        first, end = mask.own_keys(problem.seqlen_q, problem.seqlen_k)
+        seen &= columns >= torch.from_numpy(first)[:, None]
+        seen &= columns < torch.from_numpy(end)[:, None]
     if not knobs.padding:
         seen &= columns < problem.seqlen_k
     seen &= columns >= knobs.keys_begin

@@ -51,14 +51,20 @@ def simpler(case: Case) -> Iterator[Case]:
         {"layout_q": BHSD, "layout_k": BHSD, "layout_v": BHSD, "layout_do": BHSD},
         {"softmax_scale": None},
         {"mask": dataclasses.replace(p.mask, alignment="bottom-right")},
-        {"seqlen_q": least, "seqlen_k": least},
+        {"mask": dataclasses.replace(p.mask, documents=())},
+        _lengths(p, least, least),
         {"head_dim_v": p.head_dim},
         _apart(),
-        {"seqlen_q": 64, "seqlen_k": 128},
+        _lengths(p, 64, 128),
     ):
         problem = dataclasses.replace(p, **change)
         if problem != p:
             yield dataclasses.replace(case, problem=problem)
+
+
+def _lengths(p: Problem, seqlen_q: int, seqlen_k: int) -> dict[str, object]:
+    mask = p.mask.resized(seqlen_q, seqlen_k)
+    return {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "mask": mask}
 
 
 def _narrow(p: Problem) -> dict[str, int]:
@@ -92,7 +98,7 @@ def _rich(case: Case) -> Case:
         heads_kv=heads_kv,
         seqlen_q=lengths[0],
         seqlen_k=lengths[1],
-        mask=_narrowed(p.mask, lengths[1] - _HIDES),
+        mask=_narrowed(p.mask.resized(*lengths), lengths[1] - _HIDES),
     )
     logits = case.values.logits if case.values.logits < 16 else 1.0
     return dataclasses.replace(case, problem=problem, values=Values(logits=logits))

@@ -88,7 +88,7 @@ def _bands(problem: Problem) -> Iterator[Cause]:
         if mask.window_left is not None:
             text = f"the window is off by one on the left: {window}"
             yield Cause(text, Knobs(left=keys))
-    if mask.hides_anything and unequal:
+    if mask.banded and unequal and not mask.documents:
         top = mask.alignment == "top-left"
         other, shift = ("bottom-right", unequal) if top else ("top-left", -unequal)
         text = f"the mask is aligned {other} instead of {mask.alignment}"

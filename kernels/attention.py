@@ -1,44 +1,13 @@
-"""What a model calls: `attention`, the module `FlashAttention`, a drop-in for PyTorch's SDPA.
+"""What a model calls: `attention`, and the module `FlashAttention`.
 
 Tensors are (batch, heads, seqlen, head_dim) with any strides; heads_q is a multiple of heads_kv.
 """
 
 import torch
-import triton
-from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
-from fa_verify import Mask, Outputs, Problem
+from .operators import attention_forward_op
 
-from .flash_attention import attention_backward, attention_backward_atomic, attention_forward
-
-__all__ = ["FlashAttention", "attention", "scaled_dot_product_attention"]
-
-# Below this many queries and keys PyTorch's own attention is used. A guess: to be measured.
-SHORTEST_TRITON_SEQLEN = 128
-_DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-_MOST_HEAD_DIM = 256
-_AXES = 4
-
-
-class _Attention(torch.autograd.Function):
-    """The kernels under autograd. Saves q, k, v, o and lse only."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, problem, deterministic):  # noqa: ANN205
-        outputs = attention_forward(problem, q, k, v)
-        ctx.save_for_backward(q, k, v, outputs.o, outputs.lse)
-        ctx.problem = problem
-        ctx.gradients = attention_backward if deterministic else attention_backward_atomic
-        ctx.mark_non_differentiable(outputs.lse)
-        return outputs.o, outputs.lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, do, _dlse):  # noqa: ANN205
-        q, k, v, o, lse = ctx.saved_tensors
-        grads = ctx.gradients(ctx.problem, q, k, v, Outputs(o, lse), do)
-        return grads.dq, grads.dk, grads.dv, None, None
+__all__ = ["FlashAttention", "attention", "autocast"]
 
 
 def attention(
@@ -55,7 +24,7 @@ def attention(
     deterministic=True,
     return_lse=False,
 ):
-    """Differentiable attention.
+    """Differentiable attention. Under autocast float32 tensors take autocast's dtype.
 
     Args:
         q: (batch, heads_q, seqlen_q, head_dim), float16, bfloat16 or float32.
@@ -79,51 +48,30 @@ def attention(
     Raises:
         ValueError: Shapes, dtypes or devices do not fit together, or an argument breaks its rule.
     """
-    _check(q, k, v)
-    left, right = (None if size < 0 else size for size in window_size)
-    problem = Problem(
-        batch=q.shape[0],
-        heads_q=q.shape[1],
-        heads_kv=k.shape[1],
-        seqlen_q=q.shape[2],
-        seqlen_k=k.shape[2],
-        head_dim=q.shape[3],
-        head_dim_v=v.shape[3],
-        dtype=_DTYPES[q.dtype],
-        dot_precision=dot_precision if q.dtype == torch.float32 else "ieee",
-        mask=Mask(
-            causal=causal,
-            window_left=left,
-            window_right=None if causal else right,
-            alignment=alignment,
-        ),
-        softmax_scale=softmax_scale,
-        softcap=softcap,
+    q, k, v = autocast(q, k, v)
+    o, lse = attention_forward_op(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size[0],
+        -1 if causal else window_size[1],
+        softcap,
+        alignment,
+        dot_precision if q.dtype == torch.float32 else "ieee",
+        deterministic,
     )
-    o, lse = _Attention.apply(q, k, v, problem, deterministic)
     return (o, lse) if return_lse else o
 
 
-def _check(q, k, v):
-    """Say what does not fit together, before a kernel reads past a tensor."""
-    shapes = {name: tuple(x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
-    for name, shape in shapes.items():
-        if len(shape) != _AXES:
-            msg = f"{name}.shape={shape}: must be (batch, heads, seqlen, head_dim)"
-            raise ValueError(msg)
-    if q.dtype not in _DTYPES:
-        msg = f"q.dtype={q.dtype}: must be float16, bfloat16 or float32; convert q, k and v"
-        raise ValueError(msg)
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype or x.device != q.device:
-            msg = f"{name}={x.dtype} on {x.device}: must be as q, {q.dtype} on {q.device}"
-            raise ValueError(msg)
-    if k.shape[:3] != v.shape[:3]:
-        msg = f"v.shape={shapes['v']}: must agree with k.shape={shapes['k']} up to head_dim"
-        raise ValueError(msg)
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        msg = f"k.shape={shapes['k']}: batch and head_dim must be those of q.shape={shapes['q']}"
-        raise ValueError(msg)
+def autocast(*tensors):  # noqa: ANN002
+    """The tensors as autocast would hand them to PyTorch's own attention: float32 as its dtype."""
+    device_type = tensors[0].device.type
+    if not torch.is_autocast_enabled(device_type):
+        return tensors
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(x.to(dtype) if x.dtype == torch.float32 else x for x in tensors)
 
 
 class FlashAttention(torch.nn.Module):
@@ -158,74 +106,3 @@ class FlashAttention(torch.nn.Module):
     def extra_repr(self):
         """The options, for print(module)."""
         return ", ".join(f"{name}={value}" for name, value in self.options.items())
-
-
-def scaled_dot_product_attention(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,  # noqa: FBT002 (torch's signature)
-    scale=None,
-    enable_gqa=False,  # noqa: FBT002
-):
-    """Drop-in for `torch.nn.functional.scaled_dot_product_attention`, with torch's semantics.
-
-    ``is_causal`` is top-left aligned, as in torch. float32 follows
-    `torch.get_float32_matmul_precision`. Short lengths, and whatever the kernels do not take
-    (other dtypes, ranks, head dims, tensors off the GPU), go to torch's own function.
-
-    Raises:
-        NotImplementedError: attn_mask or dropout_p asks for what the kernels do not have.
-        ValueError: Heads differ without enable_gqa.
-    """
-    if attn_mask is not None:
-        msg = (
-            f"attn_mask={type(attn_mask).__name__}: arbitrary masks are not supported; use "
-            "is_causal, attention(window_size=...), or torch's own function"
-        )
-        raise NotImplementedError(msg)
-    if dropout_p != 0.0:
-        msg = f"dropout_p={dropout_p}: dropout is not supported, use 0.0 or torch's own function"
-        raise NotImplementedError(msg)
-    if not _kernels_take(query, key, value):
-        return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    if query.shape[1] != key.shape[1] and not enable_gqa:
-        msg = (
-            f"enable_gqa={enable_gqa}: key has {key.shape[1]} heads and query {query.shape[1]}; "
-            "pass enable_gqa=True to share key heads"
-        )
-        raise ValueError(msg)
-    exact = torch.get_float32_matmul_precision() == "highest"
-    return attention(
-        query,
-        key,
-        value,
-        softmax_scale=scale,
-        causal=is_causal,
-        alignment="top-left",
-        dot_precision="ieee" if exact else "tf32",
-    )
-
-
-def _kernels_take(query, key, value):
-    """Whether the Triton path is there for these tensors and worth its launch."""
-    tensors = (query, key, value)
-    if any(x.dim() != _AXES or x.dtype not in _DTYPES for x in tensors):
-        return False
-    same_place = len({(x.dtype, x.device, x.shape[0]) for x in tensors}) == 1
-    narrow = max(query.shape[3], value.shape[3]) <= _MOST_HEAD_DIM
-    long = max(query.shape[2], key.shape[2]) >= SHORTEST_TRITON_SEQLEN
-    return same_place and narrow and long and min(query.shape) > 0 and _triton_runs(query)
-
-
-def _triton_runs(tensor):
-    """Whether Triton's active driver runs kernels where the tensor is: CUDA, or fa_verify's CPU."""
-    try:
-        device = triton.runtime.driver.active.get_active_torch_device()
-    except RuntimeError:  # no driver at all
-        return False
-    return device.type == tensor.device.type

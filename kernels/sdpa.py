@@ -1,0 +1,78 @@
+"""A drop-in for `torch.nn.functional.scaled_dot_product_attention`, with torch's semantics.
+
+Whatever the kernels do not take, and whatever torch would refuse, goes to torch's own function: so
+do its errors come from there.
+"""
+
+import math
+
+import torch
+from torch.nn import functional
+
+from .attention import attention, autocast
+from .operators import DTYPES, triton_runs_on
+
+__all__ = ["scaled_dot_product_attention"]
+
+# Below this many queries and keys PyTorch's own attention is used. A guess: to be measured.
+SHORTEST_TRITON_SEQLEN = 128
+_MOST_HEAD_DIM = 256
+_AXES = 4
+
+
+def scaled_dot_product_attention(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,  # noqa: FBT002 (torch's signature)
+    scale=None,
+    enable_gqa=False,  # noqa: FBT002
+):
+    """Attention as torch's function computes it, by this package's kernels where they fit.
+
+    ``is_causal`` is top-left aligned, as in torch. float32 follows
+    `torch.get_float32_matmul_precision`. Gradients have no gradients; torch's own do in part.
+    """
+    query, key, value = autocast(query, key, value)
+    plain = attn_mask is None and dropout_p == 0.0
+    if not (plain and _kernels_take(query, key, value, scale, enable_gqa)):
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    return attention(
+        query,
+        key,
+        value,
+        softmax_scale=scale,
+        causal=is_causal,
+        alignment="top-left",
+        dot_precision=_float32_precision(),
+    )
+
+
+@torch.compiler.assume_constant_result
+def _float32_precision():
+    """What torch is set to; a compiled graph keeps what was set when it was traced."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _kernels_take(query, key, value, scale, enable_gqa):
+    """Whether the kernels are there for these tensors and worth their launch."""
+    tensors = (query, key, value)
+    if any(x.is_nested or x.dim() != _AXES or x.dtype not in DTYPES for x in tensors):
+        return False
+    if len({(x.dtype, x.device, x.shape[0]) for x in tensors}) > 1:
+        return False
+    heads_q, heads_kv = query.shape[1], key.shape[1]
+    return (
+        min(*query.shape, *key.shape, *value.shape) > 0
+        and key.shape[:3] == value.shape[:3]
+        and query.shape[3] == key.shape[3]
+        and max(query.shape[3], value.shape[3]) <= _MOST_HEAD_DIM
+        and (heads_q == heads_kv or (enable_gqa and heads_q % heads_kv == 0))
+        and (scale is None or math.isfinite(scale))
+        and max(query.shape[2], key.shape[2]) >= SHORTEST_TRITON_SEQLEN
+        and triton_runs_on(query.device.type)
+    )

@@ -1,0 +1,132 @@
+"""The drop-in against torch's own function."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fa_verify import ttir
+
+
+def leaves(*shapes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def grads(o, inputs):
+    weights = torch.linspace(-1, 1, o.numel(), dtype=o.dtype).reshape(o.shape)
+    return torch.autograd.grad(o, inputs, weights)
+
+
+@pytest.fixture
+def sdpa(kernels):
+    return kernels("sdpa").scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_it_is_top_left_as_in_torch(sdpa, is_causal):
+    inputs = leaves((1, 2, 30, 16), (1, 1, 150, 16), (1, 1, 150, 16))
+    with ttir.execute() as run:
+        o = sdpa(*inputs, is_causal=is_causal, scale=0.5, enable_gqa=True)
+        got = grads(o, inputs)
+    assert {launch.kernel for launch in run.launches} >= {"forward_kernel", "dkdv_kernel"}
+    exact = functional.scaled_dot_product_attention(
+        *inputs, is_causal=is_causal, scale=0.5, enable_gqa=True
+    )
+    torch.testing.assert_close(o, exact)
+    torch.testing.assert_close(got, grads(exact, inputs), atol=1e-5, rtol=1e-4)
+
+
+def test_short_lengths_are_torchs(sdpa):
+    inputs = leaves((1, 1, 30, 16), (1, 1, 40, 16), (1, 1, 40, 16))
+    with ttir.execute() as run:
+        o = sdpa(*inputs)
+    assert run.launches == []
+    torch.testing.assert_close(o, functional.scaled_dot_product_attention(*inputs))
+
+
+def test_tensors_where_triton_does_not_run_are_torchs(sdpa):
+    inputs = leaves((1, 1, 150, 16), (1, 1, 150, 16), (1, 1, 150, 16))
+    torch.testing.assert_close(sdpa(*inputs), functional.scaled_dot_product_attention(*inputs))
+
+
+def outcome(function, *args, **options):
+    """What a call returned, or the error that it raised."""
+    try:
+        return function(*args, **options)
+    except Exception as error:  # noqa: BLE001
+        return type(error), str(error)
+
+
+SHAPES = {
+    "gqa": ((2, 4, 20, 16), (2, 2, 150, 16), (2, 2, 150, 24)),
+    "heads that broadcast": ((1, 4, 20, 16), (1, 1, 150, 16), (1, 1, 150, 16)),
+    "heads that do not": ((1, 3, 20, 16), (1, 2, 150, 16), (1, 2, 150, 16)),
+    "batches that broadcast": ((2, 1, 20, 16), (1, 1, 150, 16), (1, 1, 150, 16)),
+    "head_dims that do not fit": ((1, 1, 20, 16), (1, 1, 150, 8), (1, 1, 150, 16)),
+    "lengths that do not fit": ((1, 1, 20, 16), (1, 1, 150, 16), (1, 1, 149, 16)),
+    "three axes": ((2, 20, 16), (2, 150, 16), (2, 150, 16)),
+    "five axes": ((1, 2, 2, 20, 16), (1, 2, 2, 150, 16), (1, 2, 2, 150, 16)),
+    "no keys": ((1, 1, 150, 16), (1, 1, 0, 16), (1, 1, 0, 16)),
+    "wide": ((1, 1, 20, 257), (1, 1, 150, 257), (1, 1, 150, 257)),
+}
+MASKS = {
+    "none": None,
+    "2D bool": torch.ones(20, 150, dtype=torch.bool).tril(90),
+    "broadcast float": torch.linspace(-2, 2, 150).reshape(1, 1, 1, 150),
+    "a shape that does not fit": torch.zeros(7, 7),
+    "integers": torch.zeros(20, 150, dtype=torch.int64),
+}
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_results_and_errors_are_torchs(sdpa, shapes, mask):
+    inputs = leaves(*shapes)
+    for is_causal, scale, enable_gqa in itertools.product(
+        (False, True), (None, 0.3), (False, True)
+    ):
+        options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        options["attn_mask"] = MASKS[mask]
+        with ttir.execute() as run:
+            got = outcome(sdpa, *inputs, **options)
+            expected = outcome(functional.scaled_dot_product_attention, *inputs, **options)
+        assert run.incidents == []
+        if isinstance(expected, tuple):
+            assert got == expected
+        else:
+            torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "float32"), ("float64", "float64"), ("int64",) * 2])
+def test_dtypes_are_torchs(sdpa, dtypes):
+    q, k = (torch.ones(1, 1, 150, 16, dtype=getattr(torch, dtype)) for dtype in dtypes)
+    with ttir.execute():
+        got = outcome(sdpa, q, k, k)
+    expected = outcome(functional.scaled_dot_product_attention, q, k, k)
+    if isinstance(expected, tuple):
+        assert got == expected
+    else:
+        torch.testing.assert_close(got, expected)
+
+
+def test_autocast_is_torchs(sdpa):
+    inputs = leaves((1, 1, 150, 16), (1, 1, 150, 16), (1, 1, 150, 16))
+    with ttir.execute() as run, torch.autocast("cpu", torch.float16):
+        o = sdpa(*inputs)
+        expected = functional.scaled_dot_product_attention(*inputs)
+    assert [launch.kernel for launch in run.launches] == ["forward_kernel"]
+    assert o.dtype == expected.dtype == torch.float16
+    torch.testing.assert_close(o, expected, atol=1e-3, rtol=0)  # o < 1: an ulp is up to 2^-11
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_compiles_whole(sdpa, on_the_cpu):
+    compiled = torch.compile(
+        lambda *args: sdpa(*args, is_causal=True), fullgraph=True, backend="aot_eager"
+    )
+    inputs = leaves((1, 1, 150, 16), (1, 1, 150, 16), (1, 1, 150, 16))
+    expected = functional.scaled_dot_product_attention(*inputs, is_causal=True)
+    torch.testing.assert_close(compiled(*inputs), expected)
+    assert on_the_cpu == ["forward_kernel"]

@@ -37,6 +37,11 @@ class Capabilities:
         int64_offsets: Tensors with elements past 2^31 of their first one; False: offsets that
             fit 32 bits only.
         empty: seqlen_q = 0 and seqlen_k = 0.
+        bias: What an additive bias may be, by its axes (`Problem.bias`); empty: none is taken.
+        alibi: ALiBi's slopes.
+        sinks: A sink a query head.
+        dropout: Dropout; `Kernel.dropout_keep` then says which elements are kept.
+        lse_grad: The gradient of lse.
         accepts: A last word: the reason why a problem is not taken, or None.
         deterministic: The same launch gives the same bits, in any program order.
         batch_invariant: A sequence's bits do not depend on its batch mates.
@@ -58,24 +63,44 @@ class Capabilities:
     layouts: bool = True
     int64_offsets: bool = True
     empty: bool = True
+    bias: tuple[str, ...] = ()
+    alibi: bool = False
+    sinks: bool = False
+    dropout: bool = False
+    lse_grad: bool = False
     accepts: Callable[[Problem], str | None] | None = None
     deterministic: bool = False
     batch_invariant: bool = False
     empty_row_lse: float = -math.inf
     isolates_masked_nan: bool = False
 
+    def term_against(self, problem: Problem) -> str | None:
+        """What of a problem beside q, k and v the kernel does not take, or None."""
+        for name in problem.terms:
+            taken: bool | tuple[str, ...] = getattr(self, name)
+            if taken is False or (isinstance(taken, tuple) and problem.bias not in taken):
+                return f"bias={problem.bias}" if name == "bias" else name
+        return None
+
     def reason_against(self, problem: Problem) -> str | None:
         """Why the kernel does not take the problem, or None when it does."""
         mask = problem.mask
-        layouts = (problem.layout_q, problem.layout_k, problem.layout_v, problem.layout_do)
+        layouts = (
+            *(problem.layout_q, problem.layout_k, problem.layout_v, problem.layout_do),
+            problem.layout_bias,
+        )
         spans = (
             layout.span(shape)
             for layout, shape in zip(
                 layouts,
-                (problem.shape_q, problem.shape_k, problem.shape_v, problem.shape_o),
+                (
+                    *(problem.shape_q, problem.shape_k, problem.shape_v, problem.shape_o),
+                    problem.shape_bias,
+                ),
                 strict=True,
             )
         )
+        term = self.term_against(problem)
         head_dim_v_fits = (
             problem.head_dim_v == problem.head_dim
             if self.head_dims_v is None
@@ -106,6 +131,7 @@ class Capabilities:
                 "strided layouts",
             ),
             (not self.int64_offsets and max(spans) > _INT32, "offsets past 2^31"),
+            (term is not None, str(term)),
         )
         for refused, reason in refusals:
             if refused:

@@ -11,11 +11,16 @@ from fa_verify.errors import InvalidInputError
 from fa_verify.layouts import Layout
 from fa_verify.masks import Mask
 from fa_verify.problem import Problem
-from fa_verify.values import DO_FAMILIES, QK_FAMILIES, V_FAMILIES
+from fa_verify.values import DO_FAMILIES, QK_FAMILIES, TERM_FAMILIES, V_FAMILIES
 
 __all__ = ["Case", "Values"]
 
-_LAYOUTS = {"q": "layout_q", "k": "layout_k", "v": "layout_v", "do": "layout_do"}
+_LAYOUTS = {
+    **{name: f"layout_{name}" for name in ("q", "k", "v", "do")},
+    "bias.layout": "layout_bias",
+}
+_FLAGS = {"alibi": "alibi", "sinks": "sinks", "dlse": "lse_grad"}
+_FAMILIES = ("qk", "v", "do", "bias", "slopes", "sinks", "dlse")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,10 @@ class Values:
         v: Family of v.
         do: Family of do.
         logits: Factor applied to q after the family, 1 to 100 as a rule.
+        bias: Family of the bias.
+        slopes: Family of ALiBi's slopes.
+        sinks: Family of the sinks.
+        dlse: Family of lse's gradient.
 
     Raises:
         InvalidInputError: A family is unknown, or the factor is not finite and positive.
@@ -36,10 +45,15 @@ class Values:
     v: str = "normal"
     do: str = "normal"
     logits: float = 1.0
+    bias: str = "normal"
+    slopes: str = "geometric"
+    sinks: str = "normal"
+    dlse: str = "normal"
 
     def __post_init__(self) -> None:
         """Reject unknown families."""
-        for name, known in (("qk", QK_FAMILIES), ("v", V_FAMILIES), ("do", DO_FAMILIES)):
+        families = {"qk": QK_FAMILIES, "v": V_FAMILIES, "do": DO_FAMILIES, **TERM_FAMILIES}
+        for name, known in families.items():
             if getattr(self, name) not in known:
                 msg = f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}"
                 raise InvalidInputError(msg)
@@ -90,10 +104,11 @@ class Case:
             parts.append(f"scale={p.softmax_scale!r}")
         if p.softcap:
             parts.append(f"cap={p.softcap!r}")
+        parts += _terms_text(p)
         for key, field in _LAYOUTS.items():
             if getattr(p, field) != Layout():
                 parts.append(f"{key}={getattr(p, field)}")
-        for key in ("qk", "v", "do", "logits"):
+        for key in (*_FAMILIES, "logits"):
             value = getattr(self.values, key)
             if value != getattr(default, key):
                 parts.append(f"{key}.values={value}" if key != "logits" else f"logits={value!r}")
@@ -147,16 +162,17 @@ class Case:
             mask=_parse_mask(tokens["mask"]) if "mask" in tokens else Mask(),
             softmax_scale=float(tokens["scale"]) if "scale" in tokens else None,
             softcap=float(tokens.get("cap", "0")),
-            **{
+            bias=tokens.get("bias", ""),
+            dropout=float(tokens.get("dropout", "0")),
+            **{  # type: ignore[arg-type]  # Problem's fields by the key that they have here
+                field: _flag(key, tokens.get(key, "0")) for key, field in _FLAGS.items()
+            },
+            **{  # type: ignore[arg-type]
                 field: Layout.parse(tokens[key]) for key, field in _LAYOUTS.items() if key in tokens
             },
         )
         values = Values(
-            **{
-                key: tokens[f"{key}.values"]
-                for key in ("qk", "v", "do")
-                if f"{key}.values" in tokens
-            },
+            **{key: tokens[f"{key}.values"] for key in _FAMILIES if f"{key}.values" in tokens},
             logits=float(tokens.get("logits", "1")),
         )
         return cls(
@@ -169,9 +185,27 @@ class Case:
 
 _KEYS = (
     *("pass", "b", "h", "s", "d", "dtype", "dot", "mask", "scale", "cap"),
+    *("bias", *_FLAGS, "dropout"),
     *_LAYOUTS,
-    *("qk.values", "v.values", "do.values", "logits", "seed"),
+    *(f"{name}.values" for name in _FAMILIES),
+    *("logits", "seed"),
 )
+
+
+def _terms_text(p: Problem) -> list[str]:
+    """What there is beside q, k and v."""
+    return [
+        *([f"bias={p.bias}"] if p.bias else []),
+        *(f"{key}=1" for key, field in _FLAGS.items() if getattr(p, field)),
+        *([f"dropout={p.dropout!r}"] if p.dropout else []),
+    ]
+
+
+def _flag(key: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        msg = f"{key}={text!r}: must be 1, or left out"
+        raise InvalidInputError(msg)
+    return text == "1"
 
 
 def _pair(text: str, separator: str) -> tuple[int, int]:

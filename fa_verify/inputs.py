@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from fa_verify.errors import InvalidInputError
-from fa_verify.values import DO_FAMILIES, QK_FAMILIES, V_FAMILIES, Facts, stream
+from fa_verify.layouts import BHSD
+from fa_verify.values import DO_FAMILIES, QK_FAMILIES, TERM_FAMILIES, V_FAMILIES, Facts, stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from fa_verify.case import Case
     from fa_verify.layouts import Layout
+    from fa_verify.problem import Problem
 
 __all__ = [
     "REPEATS",
@@ -32,6 +34,7 @@ __all__ = [
     "SPARSE",
     "Inputs",
     "among_others",
+    "dropout_seed",
     "duplicate",
     "elements",
     "fingerprint",
@@ -44,6 +47,8 @@ __all__ = [
     "select_sequence",
     "with_slack",
 ]
+
+_OF_HEADS = ("alibi_slopes", "sinks")  # a number a query head, whatever the sequence
 
 SLACK = 64
 """Poisoned elements after the last one of each tensor."""
@@ -64,25 +69,45 @@ class Inputs:
         k: (batch, heads_kv, seqlen_k, head_dim).
         v: (batch, heads_kv, seqlen_k, head_dim_v).
         do: (batch, heads_q, seqlen_q, head_dim_v), or None for a forward pass.
+        bias: `Problem.shape_bias`, or None where the problem has none, as for those that follow.
+        alibi_slopes: (heads_q,) float32.
+        sinks: (heads_q,) float32.
+        dlse: (batch, heads_q, seqlen_q) float32; None for a forward pass too.
+        dropout_seed: What the kernel's random numbers come from.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     do: Tensor | None = None
+    bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+    dlse: Tensor | None = None
+    dropout_seed: int | None = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Each tensor there is, with its name."""
-        for name in ("q", "k", "v", "do"):
+        for name in ("q", "k", "v", "do", "bias", "alibi_slopes", "sinks", "dlse"):
             tensor = getattr(self, name)
             if tensor is not None:
                 yield name, tensor
 
+    def having(self, tensors: dict[str, Tensor]) -> Inputs:
+        """The same with other tensors in the place of some."""
+        return dataclasses.replace(self, **tensors)  # type: ignore[arg-type]
+
+    def terms(self, *, backward: bool) -> dict[str, Tensor | int]:
+        """What a kernel's forward (or backward) is handed beside q, k, v and do."""
+        names = ("bias", "alibi_slopes", "sinks", "dropout_seed", *(("dlse",) if backward else ()))
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
+
 
 def elements(case: Case) -> dict[str, npt.NDArray[np.float64]]:
-    """The float64 elements of q, k, v (and do), before rounding; finite in the storage dtype.
+    """The float64 elements of each tensor, before rounding; finite in the storage dtype.
 
-    Of a case whose sequences repeat, only those of one `period`.
+    But for -inf in a bias and among sinks. Of a case whose sequences repeat, only those of one
+    `period`.
     """
     p, values = dataclasses.replace(case.problem, batch=period(case)), case.values
     facts = Facts.of(p.dtype, p.scale)
@@ -96,7 +121,44 @@ def elements(case: Case) -> dict[str, npt.NDArray[np.float64]]:
         arrays["do"] = DO_FAMILIES[values.do](stream(case.seed, "do"), p.shape_o, facts)
     for array in arrays.values():
         np.clip(array, -facts.largest, facts.largest, out=array)
+    return arrays | _terms(case, p, facts)
+
+
+def _terms(case: Case, p: Problem, facts: Facts) -> dict[str, npt.NDArray[np.float64]]:
+    """The elements of what the problem has beside q, k, v and do."""
+    due = {
+        "bias": ("bias", bool(p.bias), p.shape_bias),
+        "alibi_slopes": ("slopes", p.alibi, (p.heads_q,)),
+        "sinks": ("sinks", p.sinks, (p.heads_q,)),
+        "dlse": ("dlse", p.lse_grad and case.backward, p.shape_lse),
+    }
+    arrays = {
+        name: TERM_FAMILIES[family][getattr(case.values, family)](
+            stream(case.seed, family), shape, facts
+        )
+        for name, (family, there, shape) in due.items()
+        if there
+    }
+    if "bias" in arrays and np.isneginf(arrays["bias"]).any():
+        _leave_a_key(p, arrays["bias"], case.seed)
     return arrays
+
+
+def _leave_a_key(p: Problem, bias: npt.NDArray[np.float64], seed: int) -> None:
+    """Make -inf 0 at one key of those that a row sees, whatever row the bias is read for."""
+    order = stream(seed, "bias").spawn(1)[0].random(p.seqlen_k)
+    step = max(1, (1 << 22) // max(1, p.seqlen_k))
+    for start in range(0, p.seqlen_q, step):
+        rows = np.arange(start, min(start + step, p.seqlen_q))
+        seen = p.mask.allowed(p.seqlen_q, p.seqlen_k, slice(start, start + step))
+        key = (seen * (1.0 + order)).argmax(1)
+        at = (slice(None), slice(None), rows if bias.shape[2] > 1 else np.zeros_like(rows), key)
+        bias[at] = np.where(np.isneginf(bias[at]), 0.0, bias[at])
+
+
+def dropout_seed(case: Case) -> int | None:
+    """What the kernel's random numbers come from, of 31 bits; None where none are needed."""
+    return int(stream(case.seed, "dropout").integers(1 << 31)) if case.problem.dropout else None
 
 
 def period(case: Case) -> int:
@@ -124,43 +186,61 @@ def materialise(case: Case, device: str = "cpu") -> Inputs:
         name: _lay_out(
             torch.from_numpy(array),
             _layout(case, name),
-            _dtype(case),
+            _dtype(case, name),
             device,
-            batch=case.problem.batch,
+            batch=case.problem.batch if _has_batch(case, name) else None,
         )
         for name, array in elements(case).items()
     }
-    return Inputs(**tensors)
+    return Inputs(**tensors, dropout_seed=dropout_seed(case))
 
 
-def _dtype(case: Case) -> torch.dtype:
+def _has_batch(case: Case, name: str) -> bool:
+    """Whether a tensor has elements of its own for each sequence."""
+    return "b" in case.problem.bias if name == "bias" else name not in _OF_HEADS
+
+
+def _dtype(case: Case, name: str) -> torch.dtype:
+    if name in _OF_HEADS or name == "dlse":
+        return torch.float32
     dtype = getattr(torch, case.problem.dtype)
     assert isinstance(dtype, torch.dtype)  # noqa: S101  # for mypy; Problem validated the name
     return dtype
 
 
 def _layout(case: Case, name: str) -> Layout:
-    layout: Layout = getattr(case.problem, f"layout_{name}")
+    layout: Layout = getattr(case.problem, f"layout_{name}", BHSD)
     return layout
 
 
 def _lay_out(
     values: Tensor, layout: Layout, dtype: torch.dtype, device: str, *, batch: int | None = None
 ) -> Tensor:
-    """A poisoned buffer holding the values, again and again in a larger batch, in the layout."""
-    count, heads, seqlen, head_dim = values.shape
-    shape = (count if batch is None else batch, heads, seqlen, head_dim)
-    buffer = _buffer(layout.offset + layout.span(shape) + SLACK, dtype, device)
-    view = buffer.as_strided(shape, layout.strides(shape), layout.offset)
-    written = slice(0, 1) if layout.shared_heads else slice(None)
-    values = values[:, written]
+    """A poisoned buffer holding the values, again and again in a larger batch, in the layout.
+
+    A tensor of fewer axes lies as if the others had one element and came last.
+    """
+    count = values.shape[0]
+    shape = (count if batch is None else batch, *values.shape[1:])
+    b, h, s, d = (*shape, 1, 1, 1)[:4]
+    buffer = _buffer(layout.offset + layout.span((b, h, s, d)) + SLACK, dtype, device)
+    strides = layout.strides((b, h, s, d))[: len(shape)]
+    view = buffer.as_strided(shape, strides, layout.offset)
+    written = _written(view)
+    values = values[written]
     if buffer.device.type != "cpu":
         # Rounded on the CPU whatever the device, so that the bits do not depend on it.
         values = values.to(dtype).to(device)
     for start in range(0, shape[0], max(1, count)):
-        part = view[start : start + count, written]
+        part = view[start : start + count][written]
         part.copy_(values[: len(part)])
     return view
+
+
+def _written(tensor: Tensor) -> tuple[slice, ...]:
+    """Through a stride-0 head axis only head 0 can be written; all heads hold its values."""
+    shared = tensor.dim() == 4 and tensor.stride(1) == 0
+    return (slice(None), slice(0, 1)) if shared else (slice(None),)
 
 
 def _buffer(size: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -185,8 +265,7 @@ def _clone(tensor: Tensor, device: str | None = None) -> Tensor:
         size = tensor.untyped_storage().nbytes() // tensor.element_size()
         copy = _buffer(size, tensor.dtype, device or tensor.device)
         copy = copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        written = slice(0, 1) if tensor.stride(1) == 0 else slice(None)
-        copy[:, written].copy_(tensor[:, written])
+        copy[_written(copy)].copy_(tensor[_written(tensor)])
         return copy
     whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     flat = whole.set_(tensor.untyped_storage()).to(device or tensor.device, copy=True)
@@ -195,12 +274,12 @@ def _clone(tensor: Tensor, device: str | None = None) -> Tensor:
 
 def duplicate(inputs: Inputs, device: str | None = None) -> Inputs:
     """A copy, storage for storage: same bits, strides, offsets and slack; on a device if given."""
-    return Inputs(**{name: _clone(tensor, device) for name, tensor in inputs.named()})
+    return inputs.having({name: _clone(x, device) for name, x in inputs.named()})
 
 
 def with_slack(inputs: Inputs, value: float) -> Inputs:
     """A copy with another number in the slack (of sparse tensors, the same)."""
-    return Inputs(**{name: _with_slack(tensor, value) for name, tensor in inputs.named()})
+    return inputs.having({name: _with_slack(x, value) for name, x in inputs.named()})
 
 
 def _with_slack(tensor: Tensor, value: float) -> Tensor:
@@ -209,8 +288,7 @@ def _with_slack(tensor: Tensor, value: float) -> Tensor:
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     flat = torch.full((size,), value, dtype=tensor.dtype, device=tensor.device)
     copy = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    written = slice(0, 1) if tensor.stride(1) == 0 else slice(None)
-    copy[:, written].copy_(tensor[:, written])
+    copy[_written(copy)].copy_(tensor[_written(tensor)])
     return copy
 
 
@@ -253,9 +331,7 @@ def modified(inputs: Inputs, before: dict[str, Tensor]) -> tuple[str, ...]:
 def _overwrite(tensor: Tensor, values: Tensor) -> Tensor:
     """A copy of the tensor, in its own layout, with other elements."""
     copy = _clone(tensor)
-    # Through a stride-0 head axis only head 0 can be written; all heads hold its values.
-    written = slice(0, 1) if tensor.stride(1) == 0 else slice(None)
-    copy[:, written].copy_(values[:, written])
+    copy[_written(copy)].copy_(values[_written(copy)])
     return copy
 
 
@@ -308,7 +384,7 @@ def perturb_hidden(
         noise *= size * np.where(rng.random(noise.shape) < 0.5, -1.0, 1.0)
         other = torch.from_numpy(noise).to(tensor.dtype).to(tensor.device)
         new[name] = _overwrite(tensor, torch.where(where[:, None], other, tensor))
-    return dataclasses.replace(inputs, **new), keeps
+    return inputs.having(new), keeps
 
 
 def _magnitude(tensor: Tensor | None) -> float:
@@ -318,15 +394,22 @@ def _magnitude(tensor: Tensor | None) -> float:
 
 
 def permute_keys(inputs: Inputs, order: Sequence[int]) -> Inputs:
-    """Key and value rows in another order: nothing but rounding may change where no mask is."""
+    """Key and value rows in another order: nothing but rounding may change where no mask is.
+
+    Nor a term that knows where a key is, as ALiBi and dropout do.
+    """
     index = torch.as_tensor(order, device=inputs.k.device)
     if sorted(order) != list(range(inputs.k.shape[2])):
         msg = f"order={order!r}: must be a permutation of the {inputs.k.shape[2]} keys"
         raise InvalidInputError(msg)
+    bias = inputs.bias
+    if bias is not None and bias.shape[3] > 1:
+        bias = _overwrite(bias, bias[..., index])
     return dataclasses.replace(
         inputs,
         k=_overwrite(inputs.k, inputs.k[:, :, index]),
         v=_overwrite(inputs.v, inputs.v[:, :, index]),
+        bias=bias,
     )
 
 
@@ -354,8 +437,13 @@ def permute_batch_heads(
         heads = kv_head_order if name in ("k", "v") else head_order
         b = torch.as_tensor(batch_order, device=tensor.device)
         h = torch.as_tensor(heads, device=tensor.device)
-        moved[name] = _overwrite(tensor, tensor[b][:, h])
-    return Inputs(**moved), head_order
+        if name in _OF_HEADS:
+            moved[name] = _overwrite(tensor, tensor[h])
+            continue
+        other = tensor[b] if tensor.shape[0] == batch else tensor
+        other = other[:, h] if other.shape[1] == len(heads) else other
+        moved[name] = _overwrite(tensor, other)
+    return inputs.having(moved), head_order
 
 
 def select_sequence(case: Case, inputs: Inputs, batch_index: int) -> tuple[Case, Inputs]:
@@ -369,14 +457,14 @@ def select_sequence(case: Case, inputs: Inputs, batch_index: int) -> tuple[Case,
     alone = dataclasses.replace(case, problem=dataclasses.replace(case.problem, batch=1))
     tensors = {
         name: _lay_out(
-            tensor[batch_index : batch_index + 1].cpu(),
+            (tensor[batch_index : batch_index + 1] if _has_batch(case, name) else tensor).cpu(),
             _layout(case, name),
             tensor.dtype,
             str(tensor.device),
         )
         for name, tensor in inputs.named()
     }
-    return alone, Inputs(**tensors)
+    return alone, inputs.having(tensors)
 
 
 def among_others(
@@ -393,9 +481,13 @@ def among_others(
     other = dataclasses.replace(case, problem=dataclasses.replace(case.problem, batch=batch))
     tensors = {}
     for name, tensor in inputs.named():
-        own = tensor[batch_index : batch_index + 1].cpu()
-        mates = -own.flip(2).expand(batch, *own.shape[1:])
-        mates[place] = own[0]
+        own = tensor.cpu()
+        if _has_batch(case, name):
+            own = own[batch_index : batch_index + 1]
+            mates = -own.flip(2).expand(batch, *own.shape[1:])
+            mates[mates == torch.inf] = 0.0  # where a bias hides a key
+            mates[place] = own[0]
+            own = mates
         layout = _layout(case, name)
-        tensors[name] = _lay_out(mates, layout, tensor.dtype, str(tensor.device))
-    return other, Inputs(**tensors)
+        tensors[name] = _lay_out(own, layout, tensor.dtype, str(tensor.device))
+    return other, inputs.having(tensors)

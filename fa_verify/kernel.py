@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fa_verify.capabilities import Capabilities
+    from fa_verify.problem import Problem
 
 __all__ = ["Grads", "Kernel", "Outputs"]
 
@@ -35,11 +36,24 @@ class Outputs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grads:
-    """What a backward pass returns, shaped as q, k, v."""
+    """What a backward pass returns, shaped as q, k, v; dbias and dsinks where there are such.
+
+    Attributes:
+        dq: Gradient of q; dk: of k; dv: of v.
+        dbias: Of the bias, in its shape and dtype.
+        dsinks: Of the sinks, (heads_q,) float32.
+    """
 
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    dbias: Tensor | None = None
+    dsinks: Tensor | None = None
+
+    def named(self) -> dict[str, Tensor]:
+        """Each gradient there is, by its name."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: x for name, x in found.items() if x is not None}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +63,13 @@ class Kernel:
     Attributes:
         name: Shown in tables and replay lines.
         forward: ``forward(problem, q, k, v) -> Outputs``; q, k, v are logical (batch, heads,
-            seqlen, head_dim) strided views and must come back unmodified.
+            seqlen, head_dim) strided views and must come back unmodified. What the problem has
+            beside them is handed on by name: bias, alibi_slopes, sinks, dropout_seed.
         backward: ``backward(problem, q, k, v, outputs, do) -> Grads``, or "autograd" when o has a
-            grad_fn, or None.
+            grad_fn, or None. By name it is handed what forward is, and dlse.
+        dropout_keep: ``dropout_keep(problem, seed, device) -> Tensor``, bool, (batch, heads_q,
+            seqlen_q, seqlen_k): the elements of P that the kernel keeps. It runs outside of any
+            backend, in plain PyTorch.
         capabilities: What it takes. None: undeclared; a clear raise is then `unsupported`.
         expressible: What its signature can ask for: cases are drawn from it, nothing is promised.
         arithmetic: Its rounding points.
@@ -59,12 +77,14 @@ class Kernel:
         source: ``target`` string and source hash, filled in by the loader.
 
     Raises:
-        InvalidInputError: backward or layout is none of the above.
+        InvalidInputError: backward or layout is none of the above, or dropout is declared without
+            dropout_keep.
     """
 
     name: str
     forward: Callable[..., Outputs]
     backward: Callable[..., Grads] | Literal["autograd"] | None = None
+    dropout_keep: Callable[[Problem, int, str], Tensor] | None = None
     capabilities: Capabilities | None = None
     expressible: Capabilities | None = None
     arithmetic: Arithmetic = DEFAULT
@@ -84,4 +104,7 @@ class Kernel:
             raise InvalidInputError(msg)
         if self.layout not in ("bhsd", "bshd"):
             msg = f"layout={self.layout!r}: must be 'bhsd' or 'bshd'"
+            raise InvalidInputError(msg)
+        if self.takes is not None and self.takes.dropout and self.dropout_keep is None:
+            msg = "dropout=True: dropout_keep must say which elements are kept"
             raise InvalidInputError(msg)

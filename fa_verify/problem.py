@@ -10,7 +10,7 @@ from fa_verify.errors import InvalidInputError
 from fa_verify.layouts import BHSD, Layout
 from fa_verify.masks import FULL, Mask
 
-__all__ = ["DType", "DotPrecision", "Problem"]
+__all__ = ["TERMS", "DType", "DotPrecision", "Problem"]
 
 DType = Literal["float16", "bfloat16", "float32"]
 DotPrecision = Literal["ieee", "tf32", "tf32x3"]
@@ -18,11 +18,14 @@ DotPrecision = Literal["ieee", "tf32", "tf32x3"]
 _DTYPES = ("float16", "bfloat16", "float32")
 _DOT_PRECISIONS = ("ieee", "tf32", "tf32x3")
 _MAX_HEAD_DIM = 256
+_BIAS_AXES = "bhqk"
+TERMS = ("bias", "alibi", "sinks", "dropout", "lse_grad")
+"""Fields of what attention may have beside q, k and v; each is off where it is false."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """``o = softmax(softcap(softmax_scale * q k^T) + mask) v`` for one set of shapes.
+    """``o = softmax(softcap(softmax_scale * q k^T) + bias + mask) v`` for one set of shapes.
 
     Attributes:
         batch: Sequences, at least 1.
@@ -37,7 +40,16 @@ class Problem:
         mask: Who sees whom. Its documents need batch 1, and their lengths add up to the sequence's.
         softmax_scale: Factor of the logits; None means 1/sqrt(head_dim). Any finite float.
         softcap: c > 0 maps a logit x to c*tanh(x/c) after scaling; 0 means none.
-        layout_q: Memory layout of q; likewise layout_k, layout_v, layout_do.
+        layout_q: Memory layout of q; likewise layout_k, layout_v, layout_do and layout_bias.
+        bias: Axes (b, h, q, k) in which an additive bias has the full size, in this order; of the
+            others it has one element. It is added after the softcap. "" means no bias.
+        alibi: ``slope |i + shift - j|`` is taken from the logit of query i and key j, with a slope
+            a query head and the shift of the mask's diagonal.
+        sinks: One more logit a query head in the softmax's denominator, and in lse; it has no
+            value.
+        dropout: Probability with which an element of P is dropped after the softmax; those that are
+            kept are divided by 1 minus that. lse is without it.
+        lse_grad: The loss depends on lse too: the backward pass is handed its gradient.
 
     Raises:
         InvalidInputError: A field breaks its rule.
@@ -59,6 +71,12 @@ class Problem:
     layout_k: Layout = BHSD
     layout_v: Layout = BHSD
     layout_do: Layout = BHSD
+    layout_bias: Layout = BHSD
+    bias: str = ""
+    alibi: bool = False
+    sinks: bool = False
+    dropout: float = 0.0
+    lse_grad: bool = False
 
     def __post_init__(self) -> None:
         """Reject problems that mean nothing."""
@@ -103,6 +121,7 @@ class Problem:
             raise InvalidInputError(msg)
         if self.mask.documents:
             self._check_documents()
+        self._check_terms()
 
     def _check_documents(self) -> None:
         if self.batch != 1:
@@ -114,6 +133,21 @@ class Problem:
             if sum(lengths) != getattr(self, name):
                 msg = f"{name}={getattr(self, name)}: the documents' lengths sum to {sum(lengths)}"
                 raise InvalidInputError(msg)
+
+    def _check_terms(self) -> None:
+        """Of what is beside q, k and v."""
+        if self.bias != "".join(axis for axis in _BIAS_AXES if axis in self.bias):
+            msg = f"bias={self.bias!r}: must be axes of {_BIAS_AXES!r} in this order, or empty"
+            raise InvalidInputError(msg)
+        if self.layout_bias.shared_heads or (self.layout_bias != BHSD and not self.bias):
+            msg = (
+                f"layout_bias={self.layout_bias}: only a bias has one, and it shares its heads by "
+                "having no axis h"
+            )
+            raise InvalidInputError(msg)
+        if not 0 <= self.dropout < 1:
+            msg = f"dropout={self.dropout}: must be a probability below 1 (0: none)"
+            raise InvalidInputError(msg)
 
     @property
     def scale(self) -> float:
@@ -149,6 +183,20 @@ class Problem:
     def shape_o(self) -> tuple[int, int, int, int]:
         """Shape of o and do."""
         return self.batch, self.heads_q, self.seqlen_q, self.head_dim_v
+
+    @property
+    def shape_bias(self) -> tuple[int, int, int, int]:
+        """Shape of the bias and its gradient: 1 in the axes that it does not have."""
+        sizes = (self.batch, self.heads_q, self.seqlen_q, self.seqlen_k)
+        b, h, q, k = (
+            size if axis in self.bias else 1 for axis, size in zip(_BIAS_AXES, sizes, strict=True)
+        )
+        return b, h, q, k
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What the problem has beside q, k and v, by its fields' names."""
+        return tuple(name for name in TERMS if getattr(self, name))
 
     @property
     def shape_lse(self) -> tuple[int, int, int]:

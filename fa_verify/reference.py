@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import sight
+from fa_verify.sight import Tile
+from fa_verify.terms import NO_TERMS, Terms, summed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +30,7 @@ __all__ = [
     "by_kv_head",
     "forward",
     "grouped",
+    "sink_gradient",
     "tiles",
 ]
 
@@ -42,7 +45,8 @@ class ForwardReference:
 
     Attributes:
         o: float64, (batch, heads_q, seqlen_q, head_dim_v); 0 in fully masked rows.
-        lse: float64 natural logarithm, (batch, heads_q, seqlen_q); -inf in fully masked rows.
+        lse: float64 natural logarithm, (batch, heads_q, seqlen_q); in fully masked rows the sink,
+            or -inf.
     """
 
     o: Tensor
@@ -51,28 +55,13 @@ class ForwardReference:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GradReference:
-    """The exact gradients, float64, shaped as q, k and v."""
+    """The exact gradients, float64, shaped as q, k and v, as the bias, and as the sinks."""
 
     dq: Tensor
     dk: Tensor
     dv: Tensor
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tile:
-    """A block of the logits: some key/value heads, queries of their group, and the keys in sight.
-
-    Attributes:
-        heads: Which of the batch x heads_kv key/value heads.
-        rows: Which queries (of every query head in the group).
-        keys: From the first to the last key that any of the rows sees.
-        hidden: bool, (rows, keys): True where the query must not see the key; None: sees them all.
-    """
-
-    heads: slice
-    rows: slice
-    keys: slice
-    hidden: Tensor | None
+    dbias: Tensor | None = None
+    dsinks: Tensor | None = None
 
 
 def by_kv_head(problem: Problem, x: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -117,7 +106,9 @@ def tiles(problem: Problem, device: torch.device) -> Iterator[Tile]:
             yield Tile(slice(head, min(heads, head + step_heads)), rows, slice(first, last), hidden)
 
 
-def _logits(problem: Problem, q: Tensor, k: Tensor, tile: Tile) -> tuple[Tensor, Tensor | None]:
+def _logits(
+    problem: Problem, q: Tensor, k: Tensor, tile: Tile, terms: Terms
+) -> tuple[Tensor, Tensor | None]:
     """Masked logits of a tile, (heads, group * rows, keys), and d logits / d (scaled q k^T)."""
     s = torch.bmm(q, k.mT).mul_(problem.scale)
     slope = None
@@ -125,22 +116,40 @@ def _logits(problem: Problem, q: Tensor, k: Tensor, tile: Tile) -> tuple[Tensor,
         t = s.div_(problem.softcap).tanh_()
         slope = 1.0 - t * t
         s = t.mul_(problem.softcap)
+    for addend in (terms.biases(problem, tile), terms.distances(problem, tile)):
+        s = s if addend is None else s.add_(addend)
     if tile.hidden is not None:
         s.masked_fill_(tile.hidden.repeat(problem.group, 1), -torch.inf)
     return s, slope
 
 
-def _softmax(s: Tensor) -> tuple[Tensor, Tensor]:
-    """P = softmax(s) in place of s, and the log-sum-exp; rows of -inf give 0 and -inf."""
+def _softmax(s: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    """P = softmax(s) in place of s, and the log-sum-exp; rows of -inf give 0 and -inf.
+
+    A sink, (heads, rows), is one more logit of the denominator.
+    """
     m = s.amax(-1, keepdim=True)
+    m = m if sink is None else torch.maximum(m, sink.unsqueeze(-1))
     m.masked_fill_(m == -torch.inf, 0.0)
     p = s.sub_(m).exp_()
     total = p.sum(-1, keepdim=True)
+    if sink is not None:
+        total.add_((sink.unsqueeze(-1) - m).exp_())
     lse = m.add_(total.log()).squeeze(-1)
     return p.div_(total.masked_fill_(total == 0, 1.0)), lse
 
 
-def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> ForwardReference:
+def _blind_lse(problem: Problem, q4: Tensor, terms: Terms) -> Tensor:
+    """Of rows that see no key, lse: the sink, or -inf; (heads, group, rows)."""
+    lse = q4.new_full(q4.shape[:3], -torch.inf)
+    if terms.sinks is not None:
+        lse[:] = terms.sinks.double().reshape(-1, problem.group, 1).repeat(problem.batch, 1, 1)
+    return lse
+
+
+def forward(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, terms: Terms = NO_TERMS
+) -> ForwardReference:
     """Compute o and lse in float64 on the inputs' device.
 
     Args:
@@ -148,23 +157,29 @@ def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> ForwardReferen
         q: (batch, heads_q, seqlen_q, head_dim), any strides and dtype.
         k: (batch, heads_kv, seqlen_k, head_dim).
         v: (batch, heads_kv, seqlen_k, head_dim_v).
+        terms: What the problem has beside them.
     """
     q4, k4, v4 = (by_kv_head(problem, x) for x in (q, k, v))
     o = q4.new_zeros(*q4.shape[:3], problem.head_dim_v)
-    lse = q4.new_full(q4.shape[:3], -torch.inf)
+    lse = _blind_lse(problem, q4, terms)
     for tile in tiles(problem, q.device):
         kt, vt = k4[tile.heads, 0, tile.keys], v4[tile.heads, 0, tile.keys]
-        s, _ = _logits(problem, q4[tile.heads, :, tile.rows].flatten(1, 2), kt, tile)
-        p, row_lse = _softmax(s)
+        s, _ = _logits(problem, q4[tile.heads, :, tile.rows].flatten(1, 2), kt, tile, terms)
+        p, row_lse = _softmax(s, terms.sink(problem, tile))
+        weights = terms.weights(problem, tile)
+        p = p if weights is None else p.mul_(weights)
         o[tile.heads, :, tile.rows] = grouped(problem, torch.bmm(p, vt))
         lse[tile.heads, :, tile.rows] = grouped(problem, row_lse)
     return ForwardReference(o.reshape(problem.shape_o), lse.reshape(problem.shape_lse))
 
 
-def backward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> GradReference:
-    """Compute dq, dk and dv in float64 for the gradient ``do`` of o (lse has no gradient).
+def backward(  # noqa: PLR0917 -- the operands of attention, in their usual order
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor, terms: Terms = NO_TERMS
+) -> GradReference:
+    """Compute the gradients in float64 for ``do`` of o and, where there is one, ``dlse`` of lse.
 
-    Uses ``delta = sum_j P dP``, which equals ``sum_d do o`` and needs no o.
+    Uses ``delta = sum_j P dP``, which equals ``sum_d do o`` and needs no o. Since lse's derivative
+    by a logit is P, its gradient is taken from delta. A sink's logit has no dP.
 
     Args:
         problem: Shapes, mask, scale and softcap.
@@ -172,24 +187,52 @@ def backward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> G
         k: (batch, heads_kv, seqlen_k, head_dim).
         v: (batch, heads_kv, seqlen_k, head_dim_v).
         do: (batch, heads_q, seqlen_q, head_dim_v).
+        terms: What the problem has beside them.
     """
     q4, k4, v4, do4 = (by_kv_head(problem, x) for x in (q, k, v, do))
     dq, dk, dv = (torch.zeros_like(x) for x in (q4, k4, v4))
+    dbias = None if terms.bias is None else q4.new_zeros(problem.shape_bias)
+    row_delta, row_lse = q4.new_zeros(q4.shape[:3]), _blind_lse(problem, q4, terms)
     for tile in tiles(problem, q.device):
         heads, rows, keys = tile.heads, tile.rows, tile.keys
         qt, dot = (x[heads, :, rows].flatten(1, 2) for x in (q4, do4))
         kt, vt = k4[heads, 0, keys], v4[heads, 0, keys]
-        s, slope = _logits(problem, qt, kt, tile)
-        p, _ = _softmax(s)
-        dv[heads, 0, keys] += torch.bmm(p.mT, dot)
+        s, slope = _logits(problem, qt, kt, tile, terms)
+        p, lse = _softmax(s, terms.sink(problem, tile))
+        row_lse[heads, :, rows] = grouped(problem, lse)
+        weights = terms.weights(problem, tile)
+        dv[heads, 0, keys] += torch.bmm((p if weights is None else p * weights).mT, dot)
         ds = torch.bmm(dot, vt.mT)
+        ds = ds if weights is None else ds.mul_(weights)
         delta = (ds * p).sum(-1, keepdim=True)
-        ds.sub_(delta).mul_(p)
+        row_delta[heads, :, rows] = grouped(problem, delta.squeeze(-1))
+        dlse = terms.row_gradient(problem, tile)
+        ds.sub_(delta if dlse is None else delta - dlse.unsqueeze(-1)).mul_(p)
+        if dbias is not None:
+            summed(problem, dbias, ds, tile)
         if slope is not None:
             ds.mul_(slope)
         ds.mul_(problem.scale)
         dq[heads, :, rows] = grouped(problem, torch.bmm(ds, kt))
         dk[heads, 0, keys] += torch.bmm(ds.mT, qt)
+    dsinks = None
+    if terms.sinks is not None:
+        delta, lse = (x.reshape(problem.shape_lse) for x in (row_delta, row_lse))
+        dsinks = sink_gradient(terms.sinks, lse, delta, terms.dlse)
     return GradReference(
-        dq.reshape(problem.shape_q), dk.reshape(problem.shape_k), dv.reshape(problem.shape_v)
+        dq.reshape(problem.shape_q),
+        dk.reshape(problem.shape_k),
+        dv.reshape(problem.shape_v),
+        dbias,
+        dsinks,
     )
+
+
+def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor, dlse: Tensor | None) -> Tensor:
+    """The gradient of the sinks, (heads_q,), from row statistics (batch, heads_q, seqlen_q).
+
+    A row that sees no key has lse = sink and delta = 0; where there is no sink either, no weight.
+    """
+    none = torch.isneginf(lse)
+    p_sink = (sinks.double()[:, None] - lse.masked_fill(none, 0.0)).exp().masked_fill_(none, 0.0)
+    return (p_sink * (-delta if dlse is None else dlse.double() - delta)).sum((0, 2))

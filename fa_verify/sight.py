@@ -6,6 +6,7 @@ asked of it before is done. What is returned is everybody's: leave it as it is.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,24 @@ if TYPE_CHECKING:
     from fa_verify.masks import Mask
     from fa_verify.problem import Problem
 
-__all__ = ["any_blind", "blind", "intervals", "keys_seen"]
+__all__ = ["Tile", "any_blind", "blind", "diagonals", "intervals", "keys_seen"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tile:
+    """A block of the logits: some key/value heads, queries of their group, and the keys in sight.
+
+    Attributes:
+        heads: Which of the batch x heads_kv key/value heads.
+        rows: Which queries (of every query head in the group).
+        keys: From the first to the last key that any of the rows sees.
+        hidden: bool, (rows, keys): True where the query must not see the key; None: sees them all.
+    """
+
+    heads: slice
+    rows: slice
+    keys: slice
+    hidden: torch.Tensor | None
 
 
 def intervals(problem: Problem, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,6 +51,11 @@ def any_blind(problem: Problem) -> bool:
     """Whether there is such a query."""
     lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
     return bool((lo >= hi).any())
+
+
+def diagonals(problem: Problem, device: torch.device) -> torch.Tensor:
+    """The key on each query's diagonal, `Mask.diagonals`, int64, (seqlen_q,)."""
+    return _diagonals(problem.mask, problem.seqlen_q, problem.seqlen_k, device)
 
 
 def keys_seen(problem: Problem, device: torch.device) -> torch.Tensor:
@@ -52,6 +75,11 @@ def _intervals(
 def _blind(mask: Mask, seqlen_q: int, seqlen_k: int, device: torch.device) -> torch.Tensor:
     lo, hi = _intervals(mask, seqlen_q, seqlen_k, device)
     return lo >= hi
+
+
+@functools.lru_cache(maxsize=8)
+def _diagonals(mask: Mask, seqlen_q: int, seqlen_k: int, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(mask.diagonals(seqlen_q, seqlen_k)).to(device)
 
 
 @functools.lru_cache(maxsize=8)

@@ -21,6 +21,7 @@ from fa_verify.case import Case, Values
 from fa_verify.distribution import Space, sample
 from fa_verify.layouts import BHSD
 from fa_verify.masks import FULL, Mask
+from fa_verify.problem import TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ _FLAGS = (
     *("backward", "mask", "causal", "window_left", "window_right", "alignment", "dtype"),
     *("dot_precision", "softcap", "softmax_scale", "layout_q", "layout_k", "layout_v"),
     *("layout_do", "qk", "v", "do", "logits", "seed"),
+    *TERMS,
 )
 # Overlapping digits: a length's cap is the sum of its three bytes times these. Bytes that shrink
 # one after the other still reach every number, and a random cap lies above any length we draw.
@@ -114,11 +116,14 @@ def _simplified(case: Case, simple: set[str], space: Space) -> Case:
         changes["dot_precision"] = space.dot_precisions[0][0]
     defaults: dict[str, object] = {"softcap": 0.0, "softmax_scale": None}
     defaults |= {f"layout_{name}": BHSD for name in ("q", "k", "v", "do")}
+    defaults |= {"bias": "", "alibi": False, "sinks": False, "dropout": 0.0, "lse_grad": False}
     changes |= {name: value for name, value in defaults.items() if name in simple}
+    if "bias" in simple:
+        changes["layout_bias"] = BHSD
     default = Values()
     kept = {
-        name: getattr(default if name in simple else values, name)
-        for name in ("qk", "v", "do", "logits")
+        field.name: getattr(default if field.name in simple else values, field.name)
+        for field in dataclasses.fields(Values)
     }
     return Case(
         problem=dataclasses.replace(p, **changes),  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fa_verify import bounds
 from fa_verify.inputs import Inputs, duplicate, materialise
 from fa_verify.kernel import Grads, Outputs
+from fa_verify.terms import Terms
 
 if TYPE_CHECKING:
     import torch
@@ -89,6 +90,15 @@ class Trial:
         return duplicate(self.pristine, self.backend.device)
 
     @functools.cached_property
+    def terms(self) -> Terms:
+        """What the problem has beside q, k and v, where the case is judged."""
+        x, keep, states = self.pristine, None, self.kernel.dropout_keep
+        if x.dropout_seed is not None:
+            assert states is not None  # noqa: S101 - a kernel that takes dropout has one
+            keep = states(self.case.problem, x.dropout_seed, self.device)
+        return Terms(bias=x.bias, slopes=x.alibi_slopes, sinks=x.sinks, dlse=x.dlse, keep=keep)
+
+    @functools.cached_property
     def launched(self) -> Execution:
         """The run that is judged, as the kernel left it on the backend's device."""
         return self.backend.run(
@@ -162,6 +172,9 @@ class Trial:
     @functools.cached_property
     def forward_bounds(self) -> tuple[Bounded, Bounded]:
         """Exact o and lse, and how far off a right kernel may be."""
+        if self.case.problem.terms:
+            msg = f"{', '.join(self.case.problem.terms)}: no bounds yet"
+            raise NotImplementedError(msg)
         x = self.pristine
         return bounds.bound_forward(
             self.case.problem, self.kernel.arithmetic, x.q, x.k, x.v, d=TENSOR_RISK

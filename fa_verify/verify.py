@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import checks, diagnosis, slices
+from fa_verify.capabilities import Capabilities
 from fa_verify.checks.rerun import refused
 from fa_verify.record import CaseRecord, FailureRecord
 from fa_verify.trial import Trial
@@ -110,17 +111,11 @@ def _judge(
     trial: Trial, *, explain: bool, others: Sequence[Case]
 ) -> tuple[Verdict, str, tuple[Failure, ...], dict[str, checks.TensorStats]]:
     kernel, case = trial.kernel, trial.case
-    declared = kernel.capabilities
-    if declared is not None:
-        reason = declared.reason_against(case.problem)
-        if case.backward and reason is None and not (declared.backward and kernel.backward):
-            reason = "backward"
-        if reason is not None:
-            return Verdict.UNSUPPORTED, f"not declared: {reason}", (), {}
-    elif case.backward and kernel.backward is None:
-        return Verdict.UNSUPPORTED, "the kernel has no backward", (), {}
+    reason = _undeclared(kernel, case)
+    if reason:
+        return Verdict.UNSUPPORTED, reason, (), {}
     execution = trial.execution
-    if refused(execution, declared=declared is not None):
+    if refused(execution, declared=kernel.capabilities is not None):
         return Verdict.UNSUPPORTED, execution.error.partition("\n")[0], (), {}
     whole = not slices.needed(case.problem)
     if whole:
@@ -144,6 +139,20 @@ def _judge(
     if unbounded:
         return Verdict.INCONCLUSIVE, f"no bound on any element of {', '.join(unbounded)}", (), stats
     return Verdict.PASS, "", (), stats
+
+
+def _undeclared(kernel: Kernel, case: Case) -> str:
+    """What of the case the kernel cannot be asked for; "" if nothing."""
+    declared = kernel.capabilities
+    if declared is not None:
+        reason = declared.reason_against(case.problem)
+        if case.backward and reason is None and not (declared.backward and kernel.backward):
+            reason = "backward"
+        return f"not declared: {reason}" if reason is not None else ""
+    if case.backward and kernel.backward is None:
+        return "the kernel has no backward"
+    term = (kernel.expressible or Capabilities()).term_against(case.problem)
+    return f"not declared: {term}" if term is not None else ""
 
 
 def _found(several: Sequence[checks.Check], trial: Trial) -> tuple[Failure, ...]:

@@ -154,8 +154,8 @@ class Execution:
         grads: The backward's result; None when it raised or was not asked for.
         incidents: Faults seen, at most some dozens, each with its count.
         notes: What may be no fault: where a NaN was born, a store read back by its program.
-        unwritten: For o, lse, dq, dk, dv: bool, the tensor's shape, True where nobody wrote. Only
-            tensors with such elements are listed.
+        unwritten: For o, lse and each gradient: bool, the tensor's shape, True where nobody wrote.
+            Only tensors with such elements are listed.
         error: "Type: message" of an exception, "" if none; the traceback follows on more lines.
         error_kind: "" | "unsupported" (UnsupportedProblemError, or an op that cannot be run) |
             "raised" | "timeout".
@@ -185,7 +185,7 @@ class Execution:
         return dataclasses.replace(
             self,
             outputs=o and Outputs(_moved(o.o, device), _moved(o.lse, device), o.saved),
-            grads=grads and Grads(*(_moved(x, device) for x in (grads.dq, grads.dk, grads.dv))),
+            grads=grads and Grads(**{n: _moved(x, device) for n, x in grads.named().items()}),
             unwritten={name: mask.to(device) for name, mask in self.unwritten.items()},
         )
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Called", "call"]
 
+_DIFFERENTIABLE = ("bias", "sinks")
+
 
 @dataclasses.dataclass(slots=True)
 class Called:
@@ -48,7 +50,7 @@ def call(
     Args:
         kernel: The kernel.
         problem: The problem.
-        inputs: q, k, v and, for the backward, do.
+        inputs: q, k, v, for the backward do, and what the problem has beside them.
         backward: Whether gradients are wanted.
         unsupported: Exceptions that mean that the backend cannot run it.
         timeout: Exceptions that mean that time ran out.
@@ -59,10 +61,16 @@ def call(
     tensors = [inputs.q, inputs.k, inputs.v]
     if kernel.layout == "bshd":
         tensors = [x.transpose(1, 2) for x in tensors]
+    terms = inputs.terms(backward=False)
     if autograd:
         tensors = [x.detach().requires_grad_() for x in tensors]
+        terms |= {
+            name: x.detach().requires_grad_()
+            for name, x in terms.items()
+            if name in _DIFFERENTIABLE and isinstance(x, torch.Tensor)
+        }
     try:
-        outputs = kernel.forward(problem, *tensors)
+        outputs = kernel.forward(problem, *tensors, **terms)
         if not isinstance(outputs, Outputs) or not isinstance(outputs.o, torch.Tensor):
             msg = f"forward returned {type(outputs).__name__}: it must return Outputs(o, lse=None)"
             raise TypeError(msg)  # noqa: TRY301 - reported like any other fault of the kernel
@@ -74,11 +82,14 @@ def call(
         do = inputs.do
         assert do is not None  # noqa: S101 - materialise gives one whenever backward is asked
         if autograd:
-            called.grads = _autograd(kernel, outputs, tensors, do)
+            leaves = {name: x for name, x in terms.items() if name in _DIFFERENTIABLE}
+            called.grads = _autograd(kernel, outputs, tensors, leaves, inputs)
         elif callable(kernel.backward):
             shown = do.transpose(1, 2) if kernel.layout == "bshd" else do
-            grads = kernel.backward(problem, *tensors, outputs, shown)
-            called.grads = Grads(*(_bhsd(kernel, x) for x in (grads.dq, grads.dk, grads.dv)))
+            terms = inputs.terms(backward=True)
+            grads = kernel.backward(problem, *tensors, outputs, shown, **terms)
+            dq, dk, dv = (_bhsd(kernel, x) for x in (grads.dq, grads.dk, grads.dv))
+            called.grads = dataclasses.replace(grads, dq=dq, dk=dk, dv=dv)
         else:
             msg = "the kernel has no backward"
             raise UnsupportedProblemError(msg)  # noqa: TRY301
@@ -94,13 +105,24 @@ def call(
     return called
 
 
-def _autograd(kernel: Kernel, outputs: Outputs, tensors: list[Any], do: torch.Tensor) -> Grads:
+def _autograd(
+    kernel: Kernel,
+    outputs: Outputs,
+    tensors: list[Any],
+    leaves: dict[str, Any],
+    inputs: Inputs,
+) -> Grads:
     if outputs.o.grad_fn is None:
         msg = "o has no grad_fn: the function is not differentiable"
         raise UnsupportedProblemError(msg)
-    shown = do.transpose(1, 2) if kernel.layout == "bshd" else do
-    dq, dk, dv = torch.autograd.grad(outputs.o, tensors, shown)
-    return Grads(*(_bhsd(kernel, x) for x in (dq, dk, dv)))
+    do = inputs.do
+    assert do is not None  # noqa: S101 - materialise gives one whenever backward is asked
+    of, given = [outputs.o], [do.transpose(1, 2) if kernel.layout == "bshd" else do]
+    if inputs.dlse is not None and outputs.lse is not None:
+        of, given = [*of, outputs.lse], [*given, inputs.dlse]
+    dq, dk, dv, *more = torch.autograd.grad(of, [*tensors, *leaves.values()], given)
+    further = {f"d{name}": x for name, x in zip(leaves, more, strict=True)}
+    return Grads(*(_bhsd(kernel, x) for x in (dq, dk, dv)), **further)
 
 
 def _logical(kernel: Kernel, outputs: Outputs) -> Outputs:

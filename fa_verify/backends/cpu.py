@@ -57,11 +57,10 @@ class CpuBackend:
         """Run forward and, if asked, backward; report incidents and unwritten elements."""
         start = time.perf_counter()
         with ttir.redirected() as gpu, ttir.execute(self._options(kernel, setup)) as run:
-            given = {name: getattr(inputs, name) for name in ("q", "k", "v", "do")}
+            given = dict(inputs.named())
             for name, tensor in given.items():
-                if tensor is not None:
-                    gpu.put(tensor)
-                    run.declare(tensor, name, written=True)
+                gpu.put(tensor)
+                run.declare(tensor, name, written=True)
             footprint.label(run, problem, given)
             called = call(
                 kernel,
@@ -77,7 +76,7 @@ class CpuBackend:
         if called.outputs is not None:
             tensors |= {"o": called.outputs.o, "lse": called.outputs.lse}
         if called.grads is not None:
-            tensors |= {name: getattr(called.grads, name) for name in ("dq", "dk", "dv")}
+            tensors |= called.grads.named()
         run.judge(footprint.footprints(problem, tensors))
         unwritten = {
             name: mask

@@ -90,7 +90,7 @@ class CudaBackend:
         if called.outputs is not None:
             tensors |= {"o": called.outputs.o, "lse": called.outputs.lse}
         if called.grads is not None:
-            tensors |= {name: getattr(called.grads, name) for name in ("dq", "dk", "dv")}
+            tensors |= called.grads.named()
         return Execution(
             outputs=called.outputs,
             grads=called.grads,
@@ -129,7 +129,7 @@ def _unaligned(kernel: Kernel, problem: Problem, fence: Fence) -> set[str]:
         return set()
     moved = {
         name: dataclasses.replace(getattr(problem, f"layout_{name}"), offset=1)
-        for name in ("q", "k", "v", "do")
+        for name in ("q", "k", "v", "do", *(("bias",) if problem.bias else ()))
     }
     return {
         name

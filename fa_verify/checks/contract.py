@@ -24,7 +24,7 @@ def check(trial: Trial) -> Iterator[Failure]:
     """
     yield from _exception(trial)
     problem, execution = trial.case.problem, trial.launched
-    due: list[tuple[str, torch.Tensor, tuple[int, ...], str]] = []
+    due: list[tuple[str, object, tuple[int, ...], str]] = []
     if execution.outputs is not None:
         due.append(("o", execution.outputs.o, problem.shape_o, problem.dtype))
         if execution.outputs.lse is not None:
@@ -34,6 +34,10 @@ def check(trial: Trial) -> Iterator[Failure]:
         due.append(("dq", grads.dq, problem.shape_q, problem.dtype))
         due.append(("dk", grads.dk, problem.shape_k, problem.dtype))
         due.append(("dv", grads.dv, problem.shape_v, problem.dtype))
+        if problem.bias:
+            due.append(("dbias", grads.dbias, problem.shape_bias, problem.dtype))
+        if problem.sinks:
+            due.append(("dsinks", grads.dsinks, (problem.heads_q,), "float32"))
     for name, tensor, shape, dtype in due:
         yield from _kind(trial, name, tensor, shape, dtype)
     yield from _aliasing(trial, {name: tensor for name, tensor, _, _ in due})
@@ -72,7 +76,7 @@ def _kind(
         yield _failure(name, "is on the wrong device", text)
 
 
-def _aliasing(trial: Trial, outputs: dict[str, torch.Tensor]) -> Iterator[Failure]:
+def _aliasing(trial: Trial, outputs: dict[str, object]) -> Iterator[Failure]:
     """An output that lies in an input's memory, or in another output's, will be overwritten.
 
     Autograd may hand out one zero for several gradients: what it makes is nobody's to overwrite.

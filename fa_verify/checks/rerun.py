@@ -53,8 +53,7 @@ def outputs(execution: Execution) -> dict[str, torch.Tensor]:
     if execution.outputs is not None:
         found |= {"o": execution.outputs.o, "lse": execution.outputs.lse}
     if execution.grads is not None:
-        grads = execution.grads
-        found |= {"dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
+        found |= execution.grads.named()
     return {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
 
 

@@ -22,11 +22,19 @@ _SINGULAR = {
 }
 
 
+_AXES = {
+    **dict.fromkeys(("bias", "dbias"), ("batches", "heads", "rows", "keys")),
+    **dict.fromkeys(("alibi_slopes", "sinks", "dsinks"), ("heads",)),
+}
+
+
 def axes_of(name: str) -> tuple[str, ...]:
     """The names of a tensor's axes: rows are queries, keys are keys."""
+    if name in _AXES:
+        return _AXES[name]
     position = "keys" if name in ("k", "v", "dk", "dv") else "rows"
     heads = "kv heads" if name in ("k", "v", "dk", "dv") else "heads"
-    return ("batches", heads, position) + (() if name == "lse" else ("head_dim",))
+    return ("batches", heads, position) + (() if name in ("lse", "dlse") else ("head_dim",))
 
 
 def ranges(indices: Sequence[int]) -> str:
@@ -62,7 +70,8 @@ def describe(name: str, wrong: torch.Tensor) -> str:
         if size == 1:
             continue
         others = [other for other in range(wrong.ndim) if other != axis]
-        indices = wrong.any(dim=others).nonzero().flatten().tolist() if others else []
+        along = wrong.any(dim=others) if others else wrong
+        indices = along.nonzero().flatten().tolist()
         if len(indices) == size:
             parts.append(f"every {_SINGULAR[label]}")
         else:

@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 from fa_verify import loader
 from fa_verify.backends.call import call
 from fa_verify.case import Case
-from fa_verify.inputs import Inputs, materialise
+from fa_verify.inputs import materialise
 from fa_verify.sanitizers.probes import PROBES
 from fa_verify.ttir.launch.autotune import pinned
 
@@ -85,7 +85,7 @@ def _run(report: Report, keep: Callable[[], None], target: str, text: str, confi
     (kernel,) = loader.load(target)
     case = Case.parse(text)
     given = materialise(case)
-    inputs = Inputs(**{name: moved(tensor, "cuda") for name, tensor in given.named()})
+    inputs = given.having({name: moved(tensor, "cuda") for name, tensor in given.named()})
     storages = {name: tensor.untyped_storage() for name, tensor in inputs.named()}
     report.tensors = {name: (x.data_ptr(), x.nbytes()) for name, x in storages.items()}
     keep()

@@ -9,6 +9,7 @@ to the float32 sums, and everything else is float32.
 import triton
 import triton.language as tl
 
+from .documents import document_band, document_rows, find_document, skip_rows
 from .scores import is_visible, load_lse_log2, probabilities, query_range
 from .tiles import (
     add_product,
@@ -20,14 +21,14 @@ from .tiles import (
     zero_rows,
 )
 
-_POINTERS = ("q", "k", "v", "do", "lse", "delta", "dk", "dv", "dq_sum")
+_POINTERS = (*("q", "k", "v", "do", "lse", "delta", "dk", "dv", "dq_sum", "starts_q", "starts_k"),)
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "heads_q", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket",
+    "band_lo", "band_hi", "seqlen_bucket", "documents",
 )  # fmt: skip
 
 
@@ -40,9 +41,11 @@ def dkdv_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, heads_kv, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
+    starts_q, starts_k, documents,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
+    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr, GQA: tl.constexpr, ATOMIC_DQ: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -58,26 +61,41 @@ def dkdv_kernel(
         dq_sum: Shaped as q; float32, contiguous; receives dQ / softmax_scale. None without
             ATOMIC_DQ.
     """
-    blocks = tl.cdiv(seqlen_k, BLOCK_N)
+    blocks = seqlen_k // BLOCK_N + documents if VARLEN else tl.cdiv(seqlen_k, BLOCK_N)
     program = tl.program_id(0)
     sequence = program // blocks  # of all batch * heads_kv
-    first_key = program % blocks * BLOCK_N
+    block = program % blocks
+    length_q = seqlen_q
+    length_k = seqlen_k
+    if VARLEN:
+        document, first_key = find_document(starts_k, documents, block, BLOCK_N)
+        start_q, length_q = document_rows(starts_q, document)
+        start_k, length_k = document_rows(starts_k, document)
+        band_lo = document_band(band_lo, length_q, length_k, BOTTOM_RIGHT)
+        band_hi = document_band(band_hi, length_q, length_k, BOTTOM_RIGHT)
+        if first_key >= length_k:
+            length_q = 0  # nothing to do
+    else:
+        first_key = block * BLOCK_N
     batch = sequence // heads_kv
     head_kv = sequence % heads_kv
     keys = first_key + tl.arange(0, BLOCK_N)
     k_head = head_start(k, batch, head_kv, stride_kb, stride_kh, VECTOR)
     v_head = head_start(v, batch, head_kv, stride_vb, stride_vh, VECTOR)
+    if VARLEN:
+        k_head = skip_rows(k_head, start_k, stride_kn, VECTOR)
+        v_head = skip_rows(v_head, start_k, stride_vn, VECTOR)
     k_tile, k_tail = load_rows(
-        k_head, first_key, seqlen_k, head_dim, stride_kn, stride_kd,
+        k_head, first_key, length_k, head_dim, stride_kn, stride_kd,
         BLOCK_N, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
     )  # fmt: skip
     v_tile, v_tail = load_rows(
-        v_head, first_key, seqlen_k, head_dim_v, stride_vn, stride_vd,
+        v_head, first_key, length_k, head_dim_v, stride_vn, stride_vd,
         BLOCK_N, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
     )  # fmt: skip
 
     query_begin, interior_begin, query_end = query_range(
-        first_key, seqlen_q, seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
+        first_key, length_q, length_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
     )
 
     dk_acc, dk_tail = zero_rows(BLOCK_N, BLOCK_D, TAIL_D)
@@ -88,6 +106,10 @@ def dkdv_kernel(
         q_head = head_start(q, batch, head_q, stride_qb, stride_qh, VECTOR)
         do_head = head_start(do, batch, head_q, stride_dob, stride_doh, VECTOR)
         row = tl.cast(batch * heads_q + head_q, tl.int64) * seqlen_q
+        if VARLEN:
+            q_head = skip_rows(q_head, start_q, stride_qm, VECTOR)
+            do_head = skip_rows(do_head, start_q, stride_dom, VECTOR)
+            row += start_q
         # Unrolled: the body is compiled with masks, then without (not at all under a lower limit).
         for INTERIOR in tl.static_range(0, 1 if HAS_LO else 2):
             begin = interior_begin if INTERIOR == 1 else query_begin
@@ -95,15 +117,15 @@ def dkdv_kernel(
             for first_query in tl.range(begin, end, BLOCK_M):
                 queries = first_query + tl.arange(0, BLOCK_M)
                 q_tile, q_tail = load_rows(
-                    q_head, first_query, seqlen_q, head_dim, stride_qm, stride_qd,
+                    q_head, first_query, length_q, head_dim, stride_qm, stride_qd,
                     BLOCK_M, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
                 )  # fmt: skip
                 do_tile, do_tail = load_rows(
-                    do_head, first_query, seqlen_q, head_dim_v, stride_dom, stride_dod,
+                    do_head, first_query, length_q, head_dim_v, stride_dom, stride_dod,
                     BLOCK_M, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
                 )  # fmt: skip
-                row_lse = load_lse_log2(lse + row, queries, seqlen_q)
-                row_delta = tl.load(delta + row + queries, mask=queries < seqlen_q, other=0.0)
+                row_lse = load_lse_log2(lse + row, queries, length_q)
+                row_delta = tl.load(delta + row + queries, mask=queries < length_q, other=0.0)
                 # Transposed tiles (keys, queries), ready to be left operands.
                 products = dot_rows(k_tile, k_tail, q_tile, q_tail, TAIL_D, DOT_PRECISION)
                 p, slope = probabilities(
@@ -111,7 +133,7 @@ def dkdv_kernel(
                 )
                 if INTERIOR == 0:
                     visible = is_visible(
-                        queries[None, :], keys[:, None], seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI
+                        queries[None, :], keys[:, None], length_k, band_lo, band_hi, HAS_LO, HAS_HI
                     )
                     p = tl.where(visible, p, 0.0)
                 dv_acc, dv_tail = add_product(
@@ -128,18 +150,21 @@ def dkdv_kernel(
                 if ATOMIC_DQ:
                     dq_head = dq_sum + row * (head_dim // VECTOR * VECTOR)
                     add_dq(
-                        dq_head, first_query, seqlen_q, head_dim, ds, k_tile, k_tail,
+                        dq_head, first_query, length_q, head_dim, ds, k_tile, k_tail,
                         BLOCK_M, BLOCK_D, TAIL_D, DOT_PRECISION, VECTOR,
                     )  # fmt: skip
 
     dk_head = dk + tl.cast(sequence, tl.int64) * seqlen_k * (head_dim // VECTOR * VECTOR)
     dv_head = dv + tl.cast(sequence, tl.int64) * seqlen_k * (head_dim_v // VECTOR * VECTOR)
+    if VARLEN:
+        dk_head = skip_rows(dk_head, start_k, head_dim, VECTOR)
+        dv_head = skip_rows(dv_head, start_k, head_dim_v, VECTOR)
     store_rows(
-        dk_head, first_key, seqlen_k, head_dim, head_dim,
+        dk_head, first_key, length_k, head_dim, head_dim,
         dk_acc * softmax_scale, dk_tail * softmax_scale, BLOCK_N, BLOCK_D, TAIL_D, VECTOR,
     )  # fmt: skip
     store_rows(
-        dv_head, first_key, seqlen_k, head_dim_v, head_dim_v,
+        dv_head, first_key, length_k, head_dim_v, head_dim_v,
         dv_acc, dv_tail, BLOCK_N, BLOCK_DV, TAIL_DV, VECTOR,
     )  # fmt: skip
 

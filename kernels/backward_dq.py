@@ -6,17 +6,18 @@ The formulas stand in backward_dkdv.py.
 import triton
 import triton.language as tl
 
+from .documents import document_band, document_rows, find_document, skip_rows
 from .scores import is_visible, key_range, load_lse_log2, probabilities
 from .tiles import add_product, dot_rows, head_start, load_rows, store_rows, zero_rows
 
-_POINTERS = ("q", "k", "v", "do", "lse", "delta", "dq")
+_POINTERS = ("q", "k", "v", "do", "lse", "delta", "dq", "starts_q", "starts_k")
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket",
+    "band_lo", "band_hi", "seqlen_bucket", "documents",
 )  # fmt: skip
 
 
@@ -70,17 +71,31 @@ def dq_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
+    starts_q, starts_k, documents,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
+    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write dq of BLOCK_M queries of one head. Arguments as those of dkdv_kernel."""
-    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    blocks = seqlen_q // BLOCK_M + documents if VARLEN else tl.cdiv(seqlen_q, BLOCK_M)
     program = tl.program_id(0)
     sequence = program // blocks  # of all batch * heads_q
-    first_query = (blocks - 1 - program % blocks) * BLOCK_M  # causal: the longest rows first
+    block = blocks - 1 - program % blocks  # causal: the longest rows first
+    length_q = seqlen_q
+    length_k = seqlen_k
+    if VARLEN:
+        document, first_query = find_document(starts_q, documents, block, BLOCK_M)
+        start_q, length_q = document_rows(starts_q, document)
+        start_k, length_k = document_rows(starts_k, document)
+        band_lo = document_band(band_lo, length_q, length_k, BOTTOM_RIGHT)
+        band_hi = document_band(band_hi, length_q, length_k, BOTTOM_RIGHT)
+        if first_query >= length_q:
+            length_k = 0  # nothing to do
+    else:
+        first_query = block * BLOCK_M
     batch = sequence // heads_q
     head_q = sequence % heads_q
     head_kv = head_q // group
@@ -89,20 +104,26 @@ def dq_kernel(
     k_head = head_start(k, batch, head_kv, stride_kb, stride_kh, VECTOR)
     v_head = head_start(v, batch, head_kv, stride_vb, stride_vh, VECTOR)
     row = tl.cast(sequence, tl.int64) * seqlen_q
+    if VARLEN:
+        q_head = skip_rows(q_head, start_q, stride_qm, VECTOR)
+        do_head = skip_rows(do_head, start_q, stride_dom, VECTOR)
+        k_head = skip_rows(k_head, start_k, stride_kn, VECTOR)
+        v_head = skip_rows(v_head, start_k, stride_vn, VECTOR)
+        row += start_q
     queries = first_query + tl.arange(0, BLOCK_M)
     q_tile, q_tail = load_rows(
-        q_head, first_query, seqlen_q, head_dim, stride_qm, stride_qd,
+        q_head, first_query, length_q, head_dim, stride_qm, stride_qd,
         BLOCK_M, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
     )  # fmt: skip
     do_tile, do_tail = load_rows(
-        do_head, first_query, seqlen_q, head_dim_v, stride_dom, stride_dod,
+        do_head, first_query, length_q, head_dim_v, stride_dom, stride_dod,
         BLOCK_M, BLOCK_DV, TAIL_DV, True, PADDED_DV, VECTOR,
     )  # fmt: skip
-    row_lse = load_lse_log2(lse + row, queries, seqlen_q)
-    row_delta = tl.load(delta + row + queries, mask=queries < seqlen_q, other=0.0)
+    row_lse = load_lse_log2(lse + row, queries, length_q)
+    row_delta = tl.load(delta + row + queries, mask=queries < length_q, other=0.0)
 
     key_begin, interior_end, key_end = key_range(
-        first_query, seqlen_q, seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
+        first_query, length_q, length_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
     )
 
     dq_acc, dq_tail = zero_rows(BLOCK_M, BLOCK_D, TAIL_D)
@@ -111,11 +132,11 @@ def dq_kernel(
         end = key_end if MASKED == 1 else interior_end
         for first_key in tl.range(begin, end, BLOCK_N):
             k_tile, k_tail = load_rows(
-                k_head, first_key, seqlen_k, head_dim, stride_kn, stride_kd,
+                k_head, first_key, length_k, head_dim, stride_kn, stride_kd,
                 BLOCK_N, BLOCK_D, TAIL_D, MASKED == 1, PADDED_D, VECTOR,
             )  # fmt: skip
             v_tile, v_tail = load_rows(
-                v_head, first_key, seqlen_k, head_dim_v, stride_vn, stride_vd,
+                v_head, first_key, length_k, head_dim_v, stride_vn, stride_vd,
                 BLOCK_N, BLOCK_DV, TAIL_DV, MASKED == 1, PADDED_DV, VECTOR,
             )  # fmt: skip
             products = dot_rows(q_tile, q_tail, k_tile, k_tail, TAIL_D, DOT_PRECISION)
@@ -123,7 +144,7 @@ def dq_kernel(
             if MASKED == 1:
                 keys = first_key + tl.arange(0, BLOCK_N)
                 visible = is_visible(
-                    queries[:, None], keys[None, :], seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI
+                    queries[:, None], keys[None, :], length_k, band_lo, band_hi, HAS_LO, HAS_HI
                 )
                 p = tl.where(visible, p, 0.0)
             dp = dot_rows(do_tile, do_tail, v_tile, v_tail, TAIL_DV, DOT_PRECISION)
@@ -137,6 +158,6 @@ def dq_kernel(
 
     dq_head = dq + row * (head_dim // VECTOR * VECTOR)
     store_rows(
-        dq_head, first_query, seqlen_q, head_dim, head_dim,
+        dq_head, first_query, length_q, head_dim, head_dim,
         dq_acc * softmax_scale, dq_tail * softmax_scale, BLOCK_M, BLOCK_D, TAIL_D, VECTOR,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import dataclasses
 import torch
 import triton
 
-from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs
+from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, cu_seqlens
 
 from . import configs
 from .backward_dkdv import dkdv_kernel
@@ -62,15 +62,35 @@ def _vector(problem, *tensors):  # noqa: ANN002
     return elements if fits and aligned else 1
 
 
+def _band(problem):
+    """(band_lo, band_hi, HAS_LO, HAS_HI): query i sees key j when band_lo <= j - i <= band_hi.
+
+    Each document has a diagonal of its own: with several, limits of j - the diagonal of i.
+    """
+    seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
+    right = 0 if mask.causal else mask.window_right
+    if mask.documents:
+        furthest = seqlen_q + seqlen_k  # hides nothing
+        left = furthest if mask.window_left is None else min(mask.window_left, furthest)
+        band_hi = furthest if right is None else min(right, furthest)
+        has_lo = mask.window_left is not None
+        return -left, band_hi, has_lo, has_lo or right is not None
+    shift = mask.shift(seqlen_q, seqlen_k)
+    band_lo = -seqlen_q if mask.window_left is None else shift - mask.window_left
+    band_hi = seqlen_k if right is None else shift + right
+    has_lo = band_lo > 1 - seqlen_q  # limits that hide nothing are dropped
+    has_hi = has_lo or band_hi < seqlen_k - 1  # a variant less to compile
+    least, most = -seqlen_q, seqlen_k
+    return min(max(band_lo, least), most), min(max(band_hi, least), most), has_lo, has_hi
+
+
 def _arguments(problem, *tensors):  # noqa: ANN002
     """Arguments that all kernels of this problem share, by name."""
     seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
-    # Query i sees key j when band_lo <= j - i <= band_hi; limits that hide nothing are dropped.
-    shift = mask.shift(seqlen_q, seqlen_k)
-    band_lo = -seqlen_q if mask.window_left is None else shift - mask.window_left
-    right = 0 if mask.causal else mask.window_right
-    band_hi = seqlen_k if right is None else shift + right
-    has_lo = band_lo > 1 - seqlen_q
+    band_lo, band_hi, has_lo, has_hi = _band(problem)
+    starts_q, starts_k = None, None
+    if mask.documents:
+        starts_q, starts_k, _, _ = cu_seqlens(problem, tensors[0].device)
     block_d, tail_d, padded_d = split_columns(problem.head_dim)
     block_dv, tail_dv, padded_dv = split_columns(problem.head_dim_v)
     return {
@@ -80,8 +100,8 @@ def _arguments(problem, *tensors):  # noqa: ANN002
         "seqlen_k": seqlen_k,
         "head_dim": problem.head_dim,
         "head_dim_v": problem.head_dim_v,
-        "band_lo": min(max(band_lo, -seqlen_q), seqlen_k),
-        "band_hi": min(max(band_hi, -seqlen_q), seqlen_k),
+        "band_lo": band_lo,
+        "band_hi": band_hi,
         "softmax_scale": _scale(problem.scale),
         # Below 1e-30 every logit is 0 to float32; nor may scale / softcap overflow.
         "softcap": max(_scale(problem.softcap), 1e-38 * abs(_scale(problem.scale)), 1e-30),
@@ -93,7 +113,12 @@ def _arguments(problem, *tensors):  # noqa: ANN002
         "TAIL_DV": tail_dv,
         "PADDED_DV": padded_dv,
         "HAS_LO": has_lo,
-        "HAS_HI": has_lo or band_hi < seqlen_k - 1,  # a variant less to compile
+        "HAS_HI": has_hi,
+        "starts_q": starts_q,
+        "starts_k": starts_k,
+        "documents": len(mask.documents) or None,
+        "VARLEN": bool(mask.documents),
+        "BOTTOM_RIGHT": bool(mask.documents) and mask.alignment == "bottom-right",
         "SOFTCAP": problem.softcap > 0,
         "DOT_PRECISION": problem.dot_precision if problem.dtype == "float32" else "tf32",
         "VECTOR": _vector(problem, *tensors),
@@ -174,7 +199,7 @@ def _backward_start(problem, q, k, v, outputs, do, dq):
     dv = torch.empty(problem.shape_v, dtype=v.dtype, device=v.device)
     arguments = _arguments(problem, q, k, v, do, dq, dk, dv)
     if delta.numel():
-        delta_kernel[_query_blocks(problem)](
+        delta_kernel[_rows_in_blocks(problem)](
             outputs.o, do, delta, *outputs.o.stride(), *do.stride(),
             problem.heads_q, problem.seqlen_q, problem.head_dim_v,
             **{name: arguments[name] for name in ("BLOCK_DV", "TAIL_DV", "PADDED_DV")},
@@ -186,13 +211,24 @@ def _backward_start(problem, q, k, v, outputs, do, dq):
 def _query_blocks(problem):
     """Grid: a program for each block of queries. One axis, since the others end at 65535."""
     sequences = problem.batch * problem.heads_q
+    return lambda meta: (_blocks(problem, problem.seqlen_q, meta["BLOCK_M"]) * sequences,)
+
+
+def _rows_in_blocks(problem):
+    """Grid: a program for each block of queries, whichever document they are of."""
+    sequences = problem.batch * problem.heads_q
     return lambda meta: (triton.cdiv(problem.seqlen_q, meta["BLOCK_M"]) * sequences,)
 
 
 def _key_blocks(problem):
     """Grid: a program for each block of keys."""
     sequences = problem.batch * problem.heads_kv
-    return lambda meta: (triton.cdiv(problem.seqlen_k, meta["BLOCK_N"]) * sequences,)
+    return lambda meta: (_blocks(problem, problem.seqlen_k, meta["BLOCK_N"]) * sequences,)
+
+
+def _blocks(problem, rows, block):
+    documents = len(problem.mask.documents)
+    return rows // block + documents if documents else triton.cdiv(rows, block)
 
 
 _CAPABILITIES = Capabilities(
@@ -200,6 +236,7 @@ _CAPABILITIES = Capabilities(
     head_dims_v=range(1, 257),
     window=True,
     softcap=True,
+    documents=True,
     deterministic=True,
     batch_invariant=True,
 )

@@ -3,19 +3,20 @@
 import triton
 import triton.language as tl
 
+from .documents import document_band, document_rows, find_document, skip_rows
 from .scores import LOG2E, is_visible, key_range, tanh
 from .tiles import add_product, dot_rows, head_start, load_rows, store_rows, zero_rows
 
 # Compiling again for every length and stride that happens to be 1 or a multiple of 16 buys nothing
 # here: VECTOR already tells what matters.
-_POINTERS = ("q", "k", "v", "o", "lse")
+_POINTERS = ("q", "k", "v", "o", "lse", "starts_q", "starts_k")
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_ob", "stride_oh", "stride_om",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket",
+    "band_lo", "band_hi", "seqlen_bucket", "documents",
 )  # fmt: skip
 
 
@@ -28,9 +29,11 @@ def forward_kernel(
     stride_ob, stride_oh, stride_om,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
+    starts_q, starts_k, documents,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
+    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -47,14 +50,28 @@ def forward_kernel(
         lse: (batch, heads_q, seqlen_q) float32, contiguous, natural logarithm.
         group: Query heads per key head.
         band_lo, band_hi: Query i sees key j when ``band_lo <= j - i <= band_hi``; read only under
-            HAS_LO and HAS_HI.
+            HAS_LO and HAS_HI. Under VARLEN limits of j - the diagonal of i instead.
+        starts_q, starts_k: (documents + 1,) int32, under VARLEN: the packed document's rows; it is
+            aligned as BOTTOM_RIGHT says.
 
     Accumulates in float32; P is rounded to v's dtype before P V.
     """
-    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    blocks = seqlen_q // BLOCK_M + documents if VARLEN else tl.cdiv(seqlen_q, BLOCK_M)
     program = tl.program_id(0)
     sequence = program // blocks  # of all batch * heads_q
-    first_query = (blocks - 1 - program % blocks) * BLOCK_M  # causal: the longest rows first
+    block = blocks - 1 - program % blocks  # causal: the longest rows first
+    length_q = seqlen_q
+    length_k = seqlen_k
+    if VARLEN:
+        document, first_query = find_document(starts_q, documents, block, BLOCK_M)
+        start_q, length_q = document_rows(starts_q, document)
+        start_k, length_k = document_rows(starts_k, document)
+        band_lo = document_band(band_lo, length_q, length_k, BOTTOM_RIGHT)
+        band_hi = document_band(band_hi, length_q, length_k, BOTTOM_RIGHT)
+        if first_query >= length_q:
+            length_k = 0  # nothing to do
+    else:
+        first_query = block * BLOCK_M
     batch = sequence // heads_q
     head_q = sequence % heads_q
     head_kv = head_q // group
@@ -62,10 +79,15 @@ def forward_kernel(
     k_head = head_start(k, batch, head_kv, stride_kb, stride_kh, VECTOR)
     v_head = head_start(v, batch, head_kv, stride_vb, stride_vh, VECTOR)
     o_head = head_start(o, batch, head_q, stride_ob, stride_oh, VECTOR)
+    if VARLEN:
+        q_head = skip_rows(q_head, start_q, stride_qm, VECTOR)
+        k_head = skip_rows(k_head, start_k, stride_kn, VECTOR)
+        v_head = skip_rows(v_head, start_k, stride_vn, VECTOR)
+        o_head = skip_rows(o_head, start_q, stride_om, VECTOR)
     queries = first_query + tl.arange(0, BLOCK_M)
 
     q_tile, q_tail = load_rows(
-        q_head, first_query, seqlen_q, head_dim, stride_qm, stride_qd,
+        q_head, first_query, length_q, head_dim, stride_qm, stride_qd,
         BLOCK_M, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
     )  # fmt: skip
     if SOFTCAP:
@@ -77,7 +99,7 @@ def forward_kernel(
     score_scale_log2 = score_scale * LOG2E
 
     key_begin, interior_end, key_end = key_range(
-        first_query, seqlen_q, seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
+        first_query, length_q, length_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
     )
 
     m = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
@@ -89,7 +111,7 @@ def forward_kernel(
         end = key_end if MASKED == 1 else interior_end
         for first_key in tl.range(begin, end, BLOCK_N):
             k_tile, k_tail = load_rows(
-                k_head, first_key, seqlen_k, head_dim, stride_kn, stride_kd,
+                k_head, first_key, length_k, head_dim, stride_kn, stride_kd,
                 BLOCK_N, BLOCK_D, TAIL_D, MASKED == 1, PADDED_D, VECTOR,
             )  # fmt: skip
             scores = dot_rows(q_tile, q_tail, k_tile, k_tail, TAIL_D, DOT_PRECISION)
@@ -98,7 +120,7 @@ def forward_kernel(
             if MASKED == 1:
                 keys = first_key + tl.arange(0, BLOCK_N)
                 visible = is_visible(
-                    queries[:, None], keys[None, :], seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI
+                    queries[:, None], keys[None, :], length_k, band_lo, band_hi, HAS_LO, HAS_HI
                 )
                 m_new = tl.maximum(m, tl.max(tl.where(visible, scores, float("-inf")), 1))
             else:
@@ -112,7 +134,7 @@ def forward_kernel(
             acc = acc * rescale[:, None]
             acc_tail = acc_tail * rescale[:, None]
             v_tile, v_tail = load_rows(
-                v_head, first_key, seqlen_k, head_dim_v, stride_vn, stride_vd,
+                v_head, first_key, length_k, head_dim_v, stride_vn, stride_vd,
                 BLOCK_N, BLOCK_DV, TAIL_DV, MASKED == 1, PADDED_DV, VECTOR,
             )  # fmt: skip
             acc, acc_tail = add_product(
@@ -123,9 +145,11 @@ def forward_kernel(
     empty = l == 0.0  # a fully masked row (the largest p of any other is 1): o = 0, lse = -inf
     l = tl.where(empty, 1.0, l)  # noqa: E741
     store_rows(
-        o_head, first_query, seqlen_q, head_dim_v, stride_om,
+        o_head, first_query, length_q, head_dim_v, stride_om,
         acc / l[:, None], acc_tail / l[:, None], BLOCK_M, BLOCK_DV, TAIL_DV, VECTOR,
     )  # fmt: skip
     row_lse = tl.where(empty, float("-inf"), m * score_scale + tl.log(l))
     lse_head = lse + sequence.to(tl.int64) * seqlen_q
-    tl.store(lse_head + queries, row_lse, mask=queries < seqlen_q)
+    if VARLEN:
+        lse_head += start_q
+    tl.store(lse_head + queries, row_lse, mask=queries < length_q)

@@ -67,6 +67,14 @@ def worst(got, want):
     return float(error / want[finite].abs().max().clamp_min(1.0))
 
 
+def _packed(*documents, **fields):
+    """A problem whose sequence is these (queries, keys)."""
+    bands = ("causal", "window_left", "window_right", "alignment")
+    mask = Mask(documents=documents, **{name: fields.pop(name) for name in bands if name in fields})
+    seqlen_q, seqlen_k = (sum(side) for side in zip(*documents, strict=True))
+    return Problem(seqlen_q=seqlen_q, seqlen_k=seqlen_k, mask=mask, **fields)
+
+
 PROBLEMS = {
     "causal, 80 = 64 + 16, grouped": Problem(
         batch=2, heads_q=4, heads_kv=2, seqlen_q=70, seqlen_k=130, head_dim=80, head_dim_v=80,
@@ -89,6 +97,18 @@ PROBLEMS = {
         layout_q=Layout(order="bshd", pad=(0, 0, 8, 0)), layout_k=Layout(order="bhds", offset=3),
         layout_v=Layout(pad=(0, 0, 5, 0)), layout_do=Layout(order="sbhd", shared_heads=True),
     ),
+    "documents: grouped, causal, some empty, lengths beside a block": _packed(
+        (0, 0), (16, 16), (1, 7), (17, 40), (0, 9), (8, 0), (33, 15), (15, 31), (0, 3),
+        heads_q=4, heads_kv=2, head_dim=80, head_dim_v=80, causal=True,
+    ),
+    "documents: a window, top-left, strides": _packed(
+        (40, 25), (0, 5), (0, 5), (25, 70), (1, 1),
+        heads_q=2, heads_kv=2, head_dim=24, head_dim_v=40, dtype="float32",
+        window_left=9, window_right=2, alignment="top-left",
+        layout_q=Layout(order="bshd", pad=(0, 0, 8, 0)), layout_k=Layout(order="bhds", offset=3),
+    ),
+    "documents: one, and no mask": _packed((21, 33), head_dim=16, head_dim_v=16, softcap=3.0),
+    "documents: all empty of keys": _packed((3, 0), (4, 0), head_dim=16, head_dim_v=16),
     "one key": Problem(seqlen_q=3, seqlen_k=1, head_dim=1, head_dim_v=1, dtype="float32"),
     "no keys": Problem(seqlen_q=5, seqlen_k=0, head_dim=8, head_dim_v=8),
     "no queries": Problem(seqlen_q=0, seqlen_k=5, head_dim=8, head_dim_v=8),
@@ -109,9 +129,11 @@ def test_matches_the_formula(kernels, problem, name):
         assert worst(one, exact) < TOLERANCE[problem.dtype]
 
 
+@pytest.mark.parametrize("documents", [(), ((5, 0), (0, 7), (19, 130), (0, 0), (16, 13))])
 @pytest.mark.parametrize("config", range(4))
-def test_every_configuration_of_half_precision(kernels, config):
-    problem = Problem(seqlen_q=40, seqlen_k=150, head_dim=16, head_dim_v=16, mask=Mask(causal=True))
+def test_every_configuration_of_half_precision(kernels, config, documents):
+    mask = Mask(causal=True, documents=documents)
+    problem = Problem(seqlen_q=40, seqlen_k=150, head_dim=16, head_dim_v=16, mask=mask)
     kernel = kernels("flash_attention").flash
     q, k, v, do = tensors(problem)
     with ttir.execute(ttir.Options(config=config)) as run:

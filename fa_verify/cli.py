@@ -1,4 +1,4 @@
-"""The command line: check, replay, selftest, mutate, resources, list, report, compare.
+"""The command line: check, replay, selftest, mutate, resources, bench, list, report, compare.
 
 All work is done below.
 
@@ -18,8 +18,19 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
+from fa_verify.bench.points import PEERS
 from fa_verify.errors import InvalidInputError, KernelLoadError
-from fa_verify.options import BUDGET, DTYPE, SEED, WORKERS, Seconds, fence, most, report_folder
+from fa_verify.options import (
+    BUDGET,
+    DTYPE,
+    SEED,
+    WORKERS,
+    Seconds,
+    fence,
+    most,
+    report_folder,
+    several,
+)
 from fa_verify.sanitizers.tools import TOOLS
 from fa_verify.version import __version__
 
@@ -266,6 +277,44 @@ def resources(
     most = {name: options.pop(f"max_{name}") for name in ("registers", "spills", "stack", "shared")}
     limits = Limits(**most, tensor_cores=tensor_cores, slack=slack)
     return run(targets, folder, limits=limits, cache=None if no_cache else cache, **options)
+
+
+@_cli.command()
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@several("direction", click.Choice(["forward", "backward"]), ("forward", "backward"), "Pass.")
+@several("dtype", click.Choice(["float16", "bfloat16"]), ("float16", "bfloat16"), "Of q, k, v.")
+@several("head-dim", click.IntRange(1, 256), (64, 80, 96, 128, 256), "Of q, k, v.")
+@several("seqlen", click.IntRange(min=1), (512, 1024, 2048, 4096, 8192, 16384), "Of q, k, v.")
+@several("mask", click.Choice(["full", "causal"]), ("full", "causal"), "Who sees whom.")
+@several("peer", click.Choice(PEERS), ("fa2", "cudnn"), "PyTorch's attention; flex compiles long.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=16384,
+    show_default=True,
+    help="Batch times sequence length.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Turns of each contestant; the median counts.",
+)
+@click.option(
+    "--milliseconds",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="Of launches in a turn.",
+)
+@BUDGET
+@report_folder("fa-verify-bench", "Folder of bench.jsonl and bench.md.")
+def bench(targets: tuple[str, ...], folder: Path, *, masks: tuple[str, ...], **options: Any) -> int:
+    """Time TARGET's kernels on a CUDA device, side by side with PyTorch's attention."""
+    from fa_verify.bench import bench as run  # noqa: PLC0415
+
+    return run(targets, folder, causal=[mask == "causal" for mask in masks], **options)
 
 
 @_cli.command(name="list")

@@ -11,7 +11,17 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BUDGET", "DTYPE", "SEED", "WORKERS", "Seconds", "fence", "most", "report_folder"]
+__all__ = [
+    "BUDGET",
+    "DTYPE",
+    "SEED",
+    "WORKERS",
+    "Seconds",
+    "fence",
+    "most",
+    "report_folder",
+    "several",
+]
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -83,4 +93,20 @@ def report_folder(folder: str, text: str) -> Callable[[Any], Any]:
         default=Path(folder),
         show_default=True,
         help=text,
+    )
+
+
+def several(
+    name: str, of: click.ParamType[Any], default: tuple[Any, ...], text: str
+) -> Callable[[Any], Any]:
+    """An option that may be given several times; the parameter is its plural."""
+    plural = name.replace("-", "_") + "s"
+    return click.option(
+        f"--{name}",
+        plural,
+        multiple=True,
+        type=of,
+        default=default,
+        show_default=True,
+        help=f"{text} Repeatable.",
     )

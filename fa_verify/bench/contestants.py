@@ -1,0 +1,144 @@
+"""Contestants: kernels and peers, each as a function that makes the launches of one point.
+
+A *peer* is an attention of PyTorch's: FlashAttention-2 and cuDNN behind
+scaled_dot_product_attention, and flex_attention, compiled. Its backward pass is autograd's, on a
+graph built beforehand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from fa_verify.bench.points import Point
+    from fa_verify.kernel import Kernel
+
+__all__ = ["Contestant", "Inputs", "inputs", "kernel", "peer"]
+
+Launch = "Callable[[], tuple[Tensor, ...]]"  # returns o, or dq, dk and dv
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """One set of tensors of a point."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """Something that is timed.
+
+    Attributes:
+        name: Shown in the table.
+        peer: Whether others are compared with it.
+        prepare: From a point and inputs to what is timed: all that need not be timed is done.
+    """
+
+    name: str
+    peer: bool
+    prepare: Callable[[Point, Inputs], Callable[[], tuple[Tensor, ...]]]
+
+
+def inputs(point: Point, device: str, seed: int) -> Inputs:
+    """Standard normal q, k, v and do."""
+    generator = torch.Generator(device).manual_seed(seed)
+    shape = (point.batch, point.heads, point.seqlen, point.head_dim)
+    dtype = getattr(torch, point.dtype)
+    q, k, v, do = (
+        torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4)
+    )
+    return Inputs(q=q, k=k, v=v, do=do)
+
+
+def kernel(tested: Kernel) -> Contestant:
+    """A kernel, called as `fa-verify check` calls it."""
+    return Contestant(name=tested.name, peer=False, prepare=functools.partial(_kernel, tested))
+
+
+def peer(name: str) -> Contestant:
+    """One of `points.PEERS`."""
+    return Contestant(name=name, peer=True, prepare=functools.partial(_peer, name))
+
+
+def _kernel(tested: Kernel, point: Point, given: Inputs) -> Callable[[], tuple[Tensor, ...]]:
+    problem, bshd = point.problem, tested.layout == "bshd"
+    q, k, v, do = (x.transpose(1, 2) if bshd else x for x in (given.q, given.k, given.v, given.do))
+    backward = tested.backward
+    if point.direction == "forward":
+
+        def forward() -> tuple[Tensor, ...]:
+            o = tested.forward(problem, q, k, v).o
+            return (o.transpose(1, 2) if bshd else o,)
+
+        return forward
+    if not callable(backward):
+        leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
+        o = tested.forward(problem, *leaves).o
+        return functools.partial(_gradients, o, leaves, do)
+    outputs = tested.forward(problem, q, k, v)
+
+    def gradients() -> tuple[Tensor, ...]:
+        grads = backward(problem, q, k, v, outputs, do)
+        return grads.dq, grads.dk, grads.dv
+
+    return gradients
+
+
+def _peer(name: str, point: Point, given: Inputs) -> Callable[[], tuple[Tensor, ...]]:
+    attention = _flex(point) if name == "flex" else _sdpa(name, point)
+    if point.direction == "forward":
+
+        def forward() -> tuple[Tensor, ...]:
+            with torch.no_grad():
+                return (attention(given.q, given.k, given.v),)
+
+        return forward
+    leaves = tuple(x.detach().requires_grad_() for x in (given.q, given.k, given.v))
+    return functools.partial(_gradients, attention(*leaves), leaves, given.do)
+
+
+def _gradients(o: Tensor, leaves: tuple[Tensor, ...], do: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(o, leaves, do, retain_graph=True)
+
+
+def _sdpa(name: str, point: Point) -> Callable[..., Tensor]:
+    backends = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backends[name]):
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=point.causal)
+
+    return attention
+
+
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _flex(point: Point) -> Callable[..., Tensor]:
+    mask = None
+    if point.causal:
+        # Positions of the band are compared in the kernel; blocks above it are left out.
+        mask = create_block_mask(
+            lambda _b, _h, i, j: i >= j, None, None, point.seqlen, point.seqlen, device="cuda"
+        )
+    with contextlib.suppress(AttributeError):  # a compilation for each point, not a few in all
+        torch._dynamo.config.cache_size_limit = 1 << 20  # noqa: SLF001 - the public name of it
+    return functools.partial(_compiled(), block_mask=mask)

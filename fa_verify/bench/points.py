@@ -1,0 +1,134 @@
+"""`Point`: one problem that is timed; the grid of them. `Timed`: what one contestant took for it.
+
+No torch: records are read, and tables made, where there is no device.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from fa_verify.masks import Mask
+from fa_verify.problem import DType, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["PEERS", "Pass", "Point", "Roof", "Timed", "grid"]
+
+Pass = Literal["forward", "backward"]
+
+PEERS = ("fa2", "cudnn", "flex")
+_WIDTH = 2048  # heads times head_dim, as in flash-attention's published benchmarks
+_BACKWARD = 2.5  # products of the backward pass (5) to those of the forward pass (2)
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem and the pass that is timed.
+
+    Attributes:
+        direction: Which pass.
+        dtype: Of q, k, v.
+        head_dim: Of q, k and v.
+        causal: Under the causal mask.
+        seqlen: Of queries and of keys.
+        batch: Sequences.
+        heads: Of queries and of keys.
+    """
+
+    direction: Pass
+    dtype: DType
+    head_dim: int
+    causal: bool
+    seqlen: int
+    batch: int
+    heads: int
+
+    @property
+    def problem(self) -> Problem:
+        """As kernels take it."""
+        return Problem(
+            batch=self.batch,
+            heads_q=self.heads,
+            heads_kv=self.heads,
+            seqlen_q=self.seqlen,
+            seqlen_k=self.seqlen,
+            head_dim=self.head_dim,
+            head_dim_v=self.head_dim,
+            dtype=self.dtype,
+            mask=Mask(causal=self.causal),
+        )
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations, counted as in the FlashAttention papers."""
+        forward = 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
+        return forward * (_BACKWARD if self.direction == "backward" else 1) / (1 + self.causal)
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
+    """What one contestant took for one point.
+
+    Attributes:
+        point: The problem.
+        name: Of the kernel, or one of PEERS.
+        peer: Whether it is one of PEERS.
+        milliseconds: Median of the rounds; 0 where it did not run.
+        spread: (slowest - fastest) / median of the rounds.
+        difference: Largest |difference| of a result from that of the first contestant.
+        error: Why it did not run.
+    """
+
+    point: Point
+    name: str
+    peer: bool
+    milliseconds: float = 0.0
+    spread: float = 0.0
+    difference: float = 0.0
+    error: str = ""
+
+    @property
+    def tflops(self) -> float:
+        """Rate in 10^12 floating-point operations a second; 0 where it did not run."""
+        return self.point.flops / self.milliseconds / 1e9 if self.milliseconds else 0.0
+
+
+class Roof(msgspec.Struct, frozen=True, kw_only=True, tag="roof"):
+    """Where it was timed, and what the device's largest matrix products reach in the same run.
+
+    Attributes:
+        device: Name of the device.
+        torch: Version; triton: version.
+        tflops: 10^12 operations a second of torch.mm by dtype.
+    """
+
+    device: str
+    torch: str
+    triton: str
+    tflops: dict[str, float]
+
+
+def grid(
+    directions: Sequence[Pass],
+    dtypes: Sequence[DType],
+    head_dims: Sequence[int],
+    *,
+    causal: Sequence[bool],
+    seqlens: Sequence[int],
+    tokens: int,
+) -> Iterator[Point]:
+    """Every point, `tokens` queries and about 2048 columns of all heads each."""
+    for direction, dtype, head_dim, hidden, seqlen in itertools.product(
+        directions, dtypes, head_dims, causal, seqlens
+    ):
+        yield Point(
+            direction=direction,
+            dtype=dtype,
+            head_dim=head_dim,
+            causal=hidden,
+            seqlen=seqlen,
+            batch=max(tokens // seqlen, 1),
+            heads=max(_WIDTH // head_dim, 1),
+        )

@@ -1,0 +1,141 @@
+"""`fa-verify bench`: points, contestants and tables; the clock itself needs a card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from fa_verify import bench, loader, ttir
+from fa_verify.bench import contestants, table
+from fa_verify.bench.points import Point, Roof, Timed, grid
+from fa_verify.bench.timing import Stopwatch
+from fa_verify.errors import InvalidInputError
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = {
+    "directions": ["forward"], "dtypes": ["float16"], "head_dims": [64], "causal": [False],
+    "seqlens": [128], "tokens": 128, "peers": [], "rounds": 3, "milliseconds": 1.0, "budget": None,
+}  # fmt: skip
+
+
+def point(**fields: object) -> Point:
+    defaults = {
+        "direction": "forward", "dtype": "float16", "head_dim": 64, "causal": False,
+        "seqlen": 64, "batch": 2, "heads": 3,
+    }  # fmt: skip
+    return Point(**{**defaults, **fields})
+
+
+def test_operations_are_counted_as_in_the_papers() -> None:
+    assert point().flops == 4 * 2 * 3 * 64 * 64 * 64
+    assert point(causal=True).flops == point().flops / 2
+    assert point(direction="backward").flops == 2.5 * point().flops
+
+
+def test_the_grid_keeps_tokens_and_width() -> None:
+    points = list(
+        grid(["forward"], ["float16"], [80, 256], causal=[True], seqlens=[512, 16384], tokens=16384)
+    )
+    assert [(p.head_dim, p.heads, p.seqlen, p.batch) for p in points] == [
+        (80, 25, 512, 32), (80, 25, 16384, 1), (256, 8, 512, 32), (256, 8, 16384, 1),
+    ]  # fmt: skip
+    assert points[0].problem.mask.causal
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_kernels_and_peers_compute_the_same(
+    direction: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is timed is the problem of the point: the results agree with PyTorch's."""
+    flash = next(
+        k for k in loader.load(str(ROOT / "kernels/flash_attention.py")) if k.name == "flash"
+    )
+    one = point(direction=direction, causal=causal)
+    given = contestants.inputs(one, "cpu", 0)
+    # The named backends need a card; PyTorch's own choice stands in for them.
+    monkeypatch.setattr(contestants, "sdpa_kernel", lambda _: torch.enable_grad())
+    with ttir.execute(ttir.Options()):
+        ours = contestants.kernel(flash).prepare(one, given)()
+    theirs = contestants.peer("fa2").prepare(one, given)()
+    assert len(ours) == len(theirs) == (1 if direction == "forward" else 3)
+    assert bench._difference(ours, theirs) < 0.02
+    assert bench._difference(ours, [x + 1 for x in theirs]) > 0.9
+
+
+class Fake:
+    """A stopwatch whose rounds are known; the second function it is made of does not run."""
+
+    def __init__(self, median: float) -> None:
+        self.median, self.spread, self.turns = median, 0.1, 0
+
+    def turn(self) -> None:
+        self.turns += 1
+
+
+def test_a_contestant_that_refuses_is_told_and_the_others_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        msg = "no such head_dim"
+        raise ValueError(msg)
+
+    made: list[Fake] = []
+
+    def of(_functions: object, _milliseconds: float) -> Fake:
+        made.append(Fake(2.0 + len(made)))
+        return made[-1]
+
+    monkeypatch.setattr(Stopwatch, "of", of)
+    cpu = contestants.inputs
+    monkeypatch.setattr(contestants, "inputs", lambda p, _device, seed: cpu(p, "cpu", seed))
+    running = [
+        contestants.Contestant(name="a", peer=False, prepare=lambda _p, x: lambda: (x.q,)),
+        contestants.Contestant(name="b", peer=False, prepare=refuse),
+        contestants.Contestant(name="c", peer=True, prepare=lambda _p, x: lambda: (x.q + 1,)),
+    ]
+    row = bench._point(point(), running, rounds=3, milliseconds=1.0)
+    assert [(t.name, t.milliseconds) for t in row] == [("a", 2.0), ("b", 0.0), ("c", 3.0)]
+    assert row[1].error == "ValueError: no such head_dim"
+    assert row[2].difference == pytest.approx(1, abs=1e-2)
+    assert [fake.turns for fake in made] == [3, 3]
+
+
+def test_the_report_shows_rates_ratios_and_the_share_of_the_peak() -> None:
+    one = point(seqlen=4096, batch=4, heads=16, head_dim=128)
+    roof = Roof(device="card", torch="2", triton="3", tflops={"float16": 800.0})
+    timed = [
+        Timed(point=one, name="flash", peer=False, milliseconds=one.flops / 600e9),
+        Timed(point=one, name="fa2", peer=True, milliseconds=one.flops / 400e9),
+        Timed(point=one, name="cudnn", peer=True, error="RuntimeError: none"),
+    ]
+    text = table.markdown(roof, timed)
+    assert "| N | flash | fa2 | cudnn | flash of peak | flash / fa2 | flash / cudnn |" in text
+    assert "| 4096 | 600 | 400 | - | 0.75 | 1.50 | - |" in text
+    assert "* cudnn: RuntimeError: none" in text
+    assert table.line(timed) == "forward fp16 D 128 full N   4096  flash 600  fa2 400  cudnn -"
+
+
+def test_files_are_written_and_read_back(tmp_path: Path) -> None:
+    roof = Roof(device="card", torch="2", triton="3", tflops={"float16": 800.0})
+    timed = [Timed(point=point(), name="flash", peer=False, milliseconds=1.0)]
+    bench._write(tmp_path / "new", roof, timed)
+    decoder = msgspec.json.Decoder(Roof | Timed)
+    lines = (tmp_path / "new/bench.jsonl").read_bytes().splitlines()
+    assert [decoder.decode(line) for line in lines] == [roof, *timed]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_without_a_card_it_says_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="CUDA device"):
+        bench.bench(["kernels"], tmp_path, **OPTIONS)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
+def test_on_a_card(tmp_path: Path) -> None:
+    options = {**OPTIONS, "directions": ["forward", "backward"], "peers": ["fa2"]}
+    assert bench.bench([str(ROOT / "kernels/flash_attention.py")], tmp_path, **options) == 0
+    assert "flash / fa2" in (tmp_path / "bench.md").read_text()

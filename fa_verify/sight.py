@@ -36,6 +36,11 @@ class Tile:
     keys: slice
     hidden: torch.Tensor | None
 
+    def holds_all(self, problem: Problem) -> bool:
+        """Whether it is the only one, and no row or key of the problem is left out."""
+        whole = (problem.batch * problem.heads_kv, problem.seqlen_q, problem.seqlen_k)
+        return (self.heads, self.rows, self.keys) == tuple(slice(0, n) for n in whole)
+
 
 def intervals(problem: Problem, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Each query's keys as half-open intervals, `Mask.intervals`, int64."""

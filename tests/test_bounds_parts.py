@@ -22,7 +22,7 @@ from fa_verify.bounds.probabilistic import blockings, lambda_factor, multiplicit
 from fa_verify.bounds.rows import Seen, row_statistics
 from fa_verify.masks import Mask
 from fa_verify.problem import Problem
-from fa_verify.reference import by_kv_head, tiles
+from fa_verify.reference import Tile, by_kv_head, tiles
 
 NORMAL = math.log(2.0**-126)  # far below what these tests cast
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -273,3 +273,29 @@ def test_multiplicity_counts_by_the_uniform_grid_below_the_smallest_normal_numbe
     assert int(counted.min()) > 15
     far = multiplicity(values.log()[None], 2.0**-11 / 4, NORMAL)
     assert int(far.max()) < 3
+
+
+@pytest.mark.parametrize("masked", [Mask(causal=True), Mask(window_left=9), Mask()])
+@pytest.mark.parametrize("name", ["o", "dq", "dk", "dv"])
+def test_a_look_at_a_kept_tile_sees_what_one_that_computes_it_sees(name, masked, monkeypatch):
+    problem = dataclasses.replace(
+        PROBLEM, dtype="float16", batch=2, heads_q=4, heads_kv=2, mask=masked, softcap=3.0
+    )
+    q, k, v = draw(problem)[:3]
+    do = v.new_ones(problem.shape_o)
+
+    def looks():
+        o, _ = bound_forward(problem, DEFAULT, q, k, v)
+        bounded = {b.name: b for b in (o, *bound_backward(problem, DEFAULT, q, k, v, do))}[name]
+        some = bounded.refiner.looks(slice(0, 4, 3), torch.tensor([1, 5, 6]))
+        one = bounded.refiner.look(3, torch.tensor([5]))
+        torch.testing.assert_close(one.errors[0], some.errors[1, 1], rtol=1e-5, atol=1e-12)
+        return some, bounded.refiner.looks(*bounded.refiner.sample(200, 2))
+
+    kept = looks()
+    monkeypatch.setattr(Tile, "holds_all", lambda *_: False)
+    for one, other in zip(kept, looks(), strict=True):
+        for field in dataclasses.fields(one):
+            got, expected = getattr(one, field.name), getattr(other, field.name)
+            if expected is not None:
+                torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-12)

@@ -84,12 +84,12 @@ def test_a_noisy_kernel_fails_and_a_search_does_not_count():
 def test_values_that_lie_together_are_told_from_those_that_chance_put_there():
     generator = torch.Generator().manual_seed(1)
     spread = torch.rand(100, 500, generator=generator, dtype=torch.float64).log()
-    ones = [torch.ones_like(spread)]
-    assert _together([spread], ones, 128, -math.inf) < 0.1
+    ones = torch.ones_like(spread)
+    assert _together(spread, ones, 128, -math.inf) < 0.1
     few = spread.clone()
     few[:30] = few[0]  # thirty rows alike
-    assert _together([few], ones, 128, -math.inf) > 1
-    assert _together([spread * 0 + 0.3], ones, 128, -math.inf) > 1000
+    assert _together(few, ones, 128, -math.inf) > 1
+    assert _together(spread * 0 + 0.3, ones, 128, -math.inf) > 1000
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -113,7 +113,7 @@ def test_the_bound_is_several_times_sharper(dtype):
     problem = dataclasses.replace(PROBLEM, dtype=dtype)
     for part in compared(problem, Emulator(), Arithmetic(ds_scale="after")):
         model = next(rounded_models(part.bounded.refiner))
-        det = part.bounded.refiner.linear[model.heads[:, None], model.rows]
+        det = part.bounded.refiner.linear[model.place]
         gain = float((det / model.bound).median())
         assert gain > (10 if dtype == "bfloat16" else 2)
 

@@ -6,7 +6,6 @@ import functools
 from typing import TYPE_CHECKING, Literal
 
 from fa_verify.bounds.backward import backward_det
-from fa_verify.bounds.backward import reach as backward_reach
 from fa_verify.bounds.bias import self_normalised
 from fa_verify.bounds.bounded import Bounded, rounded
 from fa_verify.bounds.formats import FORMATS
@@ -63,7 +62,7 @@ def bound_forward(
     model, given, exact = _forward(problem, arithmetic, q, k, v)
     refiner = None
     if problem.dot_precision != "tf32":
-        source = Source(model, given, forward_reach(model, given), exact.o_bound)
+        source = Source(model, given, forward_reach(model, given), exact.o_bound, exact.tile)
         refiner = refiner_of_o(source, d)
     lse = Bounded(
         name="lse",
@@ -125,16 +124,16 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
     variants = list(operand_models(problem, arithmetic, q, k, v, do))
     model, operands = variants[0]
     given = inputs(problem, *operands)
-    union = backward_det(model, given, rows)
+    union = first = backward_det(model, given, rows)
     for other, operands in variants[1:]:
         union = union.joined(backward_det(other, inputs(problem, *operands), rows))
-    top = backward_reach(model, given, rows)
 
     def bounded(name: Literal["dq", "dk", "dv"], shape: tuple[int, ...]) -> Bounded:
         bound = getattr(union, f"{name}_bound")
         refiner = None
         if len(variants) == 1:
-            refiner = refiner_of_gradient(Source(model, given, top, bound), rows, name, d)
+            source = Source(model, given, first.top, bound, first.tile)
+            refiner = refiner_of_gradient(source, rows, name, d)
         return rounded(
             name=name,
             reference=getattr(union, name),

@@ -10,7 +10,7 @@ import torch
 
 from fa_verify import sight
 from fa_verify.bounds.gradients import BackwardTile, backward_tile, splits
-from fa_verify.bounds.inputs import SMALL, Block, Inputs
+from fa_verify.bounds.inputs import SMALL, Block, Inputs, keeps
 from fa_verify.bounds.model import FLUSH, LARGEST, SLACK, Model, U
 from fa_verify.reference import grouped, tiles
 
@@ -25,7 +25,12 @@ __all__ = ["Backward", "backward_det", "reach"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Backward:
-    """Exact gradients and bounds before their rounding, by key/value head, float64."""
+    """Exact gradients and bounds before their rounding, by key/value head, float64.
+
+    Attributes:
+        top: At least every h, as tiles take it.
+        tile: The one tile, if one holds the whole problem and is small enough to be kept.
+    """
 
     dq: Tensor
     dk: Tensor
@@ -33,6 +38,8 @@ class Backward:
     dq_bound: Tensor
     dk_bound: Tensor
     dv_bound: Tensor
+    top: float = math.inf
+    tile: BackwardTile | None = None
 
     def joined(self, other: Backward) -> Backward:
         """Bounds about our values that also hold whatever holds about the other's; (B20)."""
@@ -91,7 +98,7 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
     exact, bounds = _Sums.zeros(given), _Sums.zeros(given)
     huge = _may_overflow(model, given, rows)
     peaks = _Sums.zeros(given) if huge else exact
-    top = reach(model, given, rows)
+    top, kept = reach(model, given, rows), None
     for tile in tiles(model.problem, given.q.device):
         block, row = given.block(tile), rows.part(tile.heads, tile.rows)
         part = backward_tile(model, given, row, block, top)
@@ -100,6 +107,7 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
         bounds.add(model, tile, _bounds(model, row, block, part))
         if huge:
             peaks.add(model, tile, _peaks(block, part, model.scale))
+        kept = part if keeps(model.problem, tile) else None
     bounds.dq.add_(exact.dq.abs(), alpha=3 * U)  # (B26): scaling
     bounds.dk.add_(exact.dk.abs(), alpha=3 * U)
     floors = _floors(model, given, rows)
@@ -115,7 +123,7 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
         # An observed lse far below S, which rounding alone brings about near 1e9, has no gradient.
         bound.masked_fill_(~value.isfinite(), torch.inf)
         value.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    return Backward(*exact.every(), *bounds.every())
+    return Backward(*exact.every(), *bounds.every(), top, kept)
 
 
 def _bounds(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread
+from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, keeps, spread
 from fa_verify.bounds.model import FLUSH, LARGEST, SLACK, Model, U
 from fa_verify.reference import grouped, tiles
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 __all__ = ["CastPart", "Forward", "ForwardTile", "forward_det", "forward_tile", "reach"]
@@ -23,12 +26,16 @@ class Forward:
     """Exact values and bounds before the rounding of o, float64.
 
     All are (heads, group, seqlen_q), o and o_bound with head_dim_v.
+
+    Attributes:
+        tile: The one tile, if one holds the whole problem and is small enough to be kept.
     """
 
     o: Tensor
     lse: Tensor
     o_bound: Tensor
     lse_bound: Tensor
+    tile: ForwardTile | None = None
 
     def joined(self, other: Forward) -> Forward:
         """Bounds about our values that also hold whatever holds about the other's; (B20)."""
@@ -56,19 +63,26 @@ class CastPart:
     x: Tensor
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class ForwardTile:
     """One tile's exact values and bounds, (heads, rows[, head_dim_v]).
 
     Attributes:
-        cast: The part that the cast of P has in it, if there is a cast and it is asked for.
+        share: ``share()`` is the part that the cast of P has in it; None: there is none, or it was
+            not asked for.
     """
 
     o: Tensor
     lse: Tensor
     o_bound: Tensor
     lse_bound: Tensor
-    cast: CastPart | None = None
+    share: Callable[[], CastPart] | None = None
+
+    @functools.cached_property
+    def cast(self) -> CastPart:
+        """That part."""
+        assert self.share is not None  # noqa: S101 -- there is a cast, and it was asked for
+        return self.share()
 
 
 def reach(model: Model, given: Inputs) -> float:
@@ -87,11 +101,13 @@ def forward_det(model: Model, given: Inputs) -> Forward:
     result = Forward(o, lse, torch.zeros_like(o), torch.zeros_like(lse))
     top = reach(model, given)
     for tile in tiles(problem, given.q.device):
-        part = forward_tile(model, given, given.block(tile), top)
+        kept = keeps(problem, tile)
+        part = forward_tile(model, given, given.block(tile), top, parts=kept)
         result.o[tile.heads, :, tile.rows] = grouped(problem, part.o)
         result.lse[tile.heads, :, tile.rows] = grouped(problem, part.lse)
         result.o_bound[tile.heads, :, tile.rows] = grouped(problem, part.o_bound)
         result.lse_bound[tile.heads, :, tile.rows] = grouped(problem, part.lse_bound)
+        result = dataclasses.replace(result, tile=part) if kept else result
     return result
 
 
@@ -124,7 +140,7 @@ def forward_tile(
         given: The whole problem's ranges.
         block: The tile's operands.
         top: At least every h; inf if that is not known to be at most 1/4.
-        parts: Also return what the cast of P accounts for.
+        parts: What the cast of P accounts for will be asked for.
     """
     v, keys, fast = block.v, block.k.shape[1], top <= SMALL
     x, _ = block.logits(model.problem.scale, model.problem.softcap)
@@ -173,11 +189,15 @@ def forward_tile(
         o_bound=bound.masked_fill_(empty, 0.0),
         lse_bound=lse_bound.masked_fill_(empty, 0.0).squeeze(-1),
     )
-    if not parts or near.cast is None:
+    cast = near.cast
+    if not parts or cast is None:
         return result
-    share = (near.cast.double() * g).mul_(SLACK * (1 + nu)).div_(total).masked_fill_(empty, 0.0)
-    part = CastPart(linear - torch.bmm(share, v.abs()), share, x)
-    return dataclasses.replace(result, cast=part)
+
+    def share() -> CastPart:
+        errors = (cast.double() * g).mul_(SLACK * (1 + nu)).div_(total).masked_fill_(empty, 0.0)
+        return CastPart(linear - torch.bmm(errors, v.abs()), errors, x)
+
+    return dataclasses.replace(result, share=share)
 
 
 def _exponent_error(model: Model, given: Inputs, block: Block, x: Tensor, top: float) -> Tensor:

@@ -26,6 +26,7 @@ __all__ = [
     "Inputs",
     "expm1_bound",
     "inputs",
+    "keeps",
     "operand_models",
     "spread",
     "with_column",
@@ -34,6 +35,8 @@ __all__ = [
 # Up to it every expm1(h) is cheap to bound and 1/(1-he) is small; chosen, not critical.
 SMALL = 0.25
 _LOG2E = 1.45  # rounded up
+# Logits up to which the one tile of a problem is kept for later looks at it: some 200 MB.
+_KEPT = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,6 +135,12 @@ class Inputs:
             self.do[tile.heads, :, tile.rows].flatten(1, 2),
             None if hidden is None else hidden.repeat(self.q.shape[1], 1),
         )
+
+
+def keeps(problem: Problem, tile: Tile) -> bool:
+    """Whether what is found of a tile's elements is kept: later looks then take it from there."""
+    logits = problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k
+    return logits <= _KEPT and tile.holds_all(problem)
 
 
 def _peak(x: Tensor) -> Tensor:

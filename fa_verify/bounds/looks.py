@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fa_verify import sight
-from fa_verify.bounds.forward import forward_tile
-from fa_verify.bounds.gradients import backward_tile
+from fa_verify.bounds.forward import ForwardTile, forward_tile
+from fa_verify.bounds.gradients import BackwardTile, backward_tile
 from fa_verify.bounds.inputs import Block
 from fa_verify.bounds.model import SLACK
 from fa_verify.bounds.probabilistic import Look, Refiner, blockings, names_of_blockings, shifts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from fa_verify.bounds.formats import Cast
     from fa_verify.bounds.inputs import Inputs
     from fa_verify.bounds.model import Model
+    from fa_verify.bounds.probabilistic import Index
     from fa_verify.bounds.rows import Rows
 
 __all__ = ["Source", "refiner_of_gradient", "refiner_of_o"]
@@ -36,25 +39,27 @@ class Source:
         top: At least every h, as the tiles take it.
         linear: The bound before output rounding, (heads, group, seqlen_q, dim) or
             (heads, keys, dim).
+        tile: The elements that it was computed from, if they were kept.
     """
 
     model: Model
     given: Inputs
     top: float
     linear: Tensor
+    tile: ForwardTile | BackwardTile | None = None
 
-    def block(self, head: int, rows: Tensor | slice, keys: Tensor | slice) -> Block:
-        """The operands of some rows, of all query heads of the group, and keys of one head."""
+    def block(self, heads: slice, rows: Index, keys: Index) -> Block:
+        """The operands of some rows, of all query heads of the group, and keys of some heads."""
         given, problem = self.given, self.model.problem
         device = given.q.device
         queries = torch.arange(problem.seqlen_q, device=device).repeat(problem.group)[rows]
         columns = torch.arange(problem.seqlen_k, device=device)[keys]
         low, high = (ends[queries, None] for ends in sight.intervals(problem, device))
         return Block(
-            given.q[head].flatten(0, 1)[None, rows],
-            given.k[head, None, keys],
-            given.v[head, None, keys],
-            given.do[head].flatten(0, 1)[None, rows],
+            given.q[heads].flatten(1, 2)[:, rows],
+            given.k[heads, keys],
+            given.v[heads, keys],
+            given.do[heads].flatten(1, 2)[:, rows],
             (columns < low) | (columns >= high),
         )
 
@@ -71,7 +76,7 @@ def refiner_of_o(source: Source, d: float) -> Refiner | None:
         divisors=(1.0,),
         linear=source.linear.flatten(1, 2),
         terms=source.model.problem.seqlen_k,
-        look=functools.partial(_look_at_o, source),
+        looks=functools.partial(_look_at_o, source),
         castings=functools.partial(blockings, block_n=arithmetic.block_n),
         names=names_of_blockings(arithmetic.block_n, source.model.problem.seqlen_k),
         across=functools.partial(shifts, block_n=arithmetic.block_n),
@@ -87,16 +92,16 @@ def refiner_of_gradient(
     cast = _random_cast(model.p if name == "dv" else model.ds)
     if cast is None or not source.linear.numel():
         return None
-    look = functools.partial(_look_at_dq, source, rows)
+    looks = functools.partial(_look_at_dq, source, rows)
     if name != "dq":
-        look = functools.partial(_look_at_key, source, rows, name)
+        looks = functools.partial(_look_at_key, source, rows, name)
     return Refiner(
         cast=cast,
         scale=1.0 if name == "dv" else max(1.0, model.scale),
         divisors=(1.0,) if name == "dv" else _moments(model),
         linear=source.linear.flatten(1, -2),
         terms=problem.seqlen_k if name == "dq" else problem.group * problem.seqlen_q,
-        look=look,
+        looks=looks,
         castings=lambda logs: (logs,),
         names=("lse",),
         across=lambda logs: (logs,),
@@ -115,36 +120,51 @@ def _random_cast(cast: Cast | None) -> Cast | None:
     return None if cast is None or cast.truncates else cast
 
 
-def _look_at_o(source: Source, head: int, index: Tensor) -> Look:
-    block = source.block(head, index, slice(None))
-    part = forward_tile(source.model, source.given, block, source.top, parts=True).cast
-    assert part is not None  # noqa: S101 -- there is a cast, and it was asked for
-    return Look(part.rest[0], part.errors[0], part.x[0], block.v[0])
+def _look_at_o(source: Source, heads: slice, index: Index) -> Look:
+    tile, place = source.tile, (heads, index)
+    if not isinstance(tile, ForwardTile):
+        block, place = source.block(heads, index, slice(None)), (slice(None), slice(None))
+        tile = forward_tile(source.model, source.given, block, source.top, parts=True)
+    cast = tile.cast
+    return Look(cast.rest[place], cast.errors[place], cast.x[place], source.given.v[heads])
 
 
-def _look_at_dq(source: Source, rows: Rows, head: int, index: Tensor) -> Look:
-    block = source.block(head, index, slice(None))
-    part = rows.part(slice(head, head + 1), slice(None)).take(index)
-    tile = backward_tile(source.model, source.given, part, block, source.top)
-    most = source.linear.flatten(1, 2)[head, index]
-    return _look(most, tile.ds_cast, tile.ds, tile.ds_off, block.k[0])
+def _look_at_dq(source: Source, rows: Rows, heads: slice, index: Index) -> Look:
+    tile, place = _tile(source, rows, (heads, index, slice(None)))
+    found = _known(tile.ds_cast, tile.ds, tile.ds_off)
+    most = source.linear.flatten(1, 2)[heads, index]
+    return _look(most, [x[place] for x in found], source.given.k[heads])
 
 
-def _look_at_key(source: Source, rows: Rows, name: str, head: int, index: Tensor) -> Look:
-    block = source.block(head, slice(None), index)
-    part = rows.part(slice(head, head + 1), slice(None))
-    tile = backward_tile(source.model, source.given, part, block, source.top)
-    errors, values, off, weight = tile.ds_cast, tile.ds, tile.ds_off, block.q
+def _look_at_key(source: Source, rows: Rows, name: str, heads: slice, index: Index) -> Look:
+    tile, place = _tile(source, rows, (heads, slice(None), index))
+    found, given = (tile.ds_cast, tile.ds, tile.ds_off), source.given.q
     if name == "dv":
-        errors, values, off, weight = tile.p_cast, tile.p, tile.p_off, block.do
-    errors = None if errors is None else errors.mT
-    return _look(source.linear[head, index], errors, values.mT, off.mT, weight[0])
+        found, given = (tile.p_cast, tile.p, tile.p_off), source.given.do
+    some = [x[place].mT for x in _known(*found)]
+    return _look(source.linear[heads, index], some, given[heads].flatten(1, 2))
 
 
-def _look(most: Tensor, errors: Tensor | None, values: Tensor, off: Tensor, weight: Tensor) -> Look:
-    assert errors is not None  # noqa: S101 -- a Refiner exists only where there is a cast
-    cast = SLACK * errors[0].double()
-    sign = values[0].sign()
-    logs = values[0].abs().log().contiguous()
-    off = SLACK * off[0].double()
-    return Look(most - cast @ weight.abs(), cast, logs, weight, sign, off)
+def _tile(
+    source: Source, rows: Rows, place: tuple[slice, Index, Index]
+) -> tuple[BackwardTile, tuple[slice, Index, Index]]:
+    """A tile that has some heads, rows and keys, and where in it they are."""
+    if isinstance(source.tile, BackwardTile):
+        return source.tile, place
+    heads, queries, _ = place
+    part = rows.part(heads, slice(None)).take(queries)
+    tile = backward_tile(source.model, source.given, part, source.block(*place), source.top)
+    return tile, (slice(None), slice(None), slice(None))
+
+
+def _known(cast: Tensor | None, values: Tensor, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    assert cast is not None  # noqa: S101 -- a Refiner exists only where there is a cast
+    return cast, values, off
+
+
+def _look(most: Tensor, found: Sequence[Tensor], weight: Tensor) -> Look:
+    """A look at terms: what the cast adds to each, the terms, and how far they may be off."""
+    errors, values, off = found
+    cast = SLACK * errors.double()
+    logs = values.abs().log().contiguous()
+    return Look(most - cast @ weight.abs(), cast, logs, weight, values.sign(), SLACK * off.double())

@@ -52,21 +52,19 @@ def nearest(refiner: Refiner, got: Tensor, dtype: torch.dtype) -> Nearest:
         dtype: Of the output.
     """
     got = got.reshape(refiner.linear.shape)
+    place = refiner.sample(_TERMS, 2)
+    look, seen = refiner.looks(*place), got[place]
+    total = look.logs.exp().sum(-1, keepdim=True).clamp(min=1e-300)
     counts: dict[tuple[str, str], int] = {}
-    elements = 0
-    for head, index in refiner.sample(_TERMS, 2):
-        look, seen = refiner.look(head, index), got[head, index]
-        total = look.logs.exp().sum(-1, keepdim=True).clamp(min=1e-300)
-        elements += seen.numel()
-        for (relative_to, logs), form in _ways(refiner, look.logs):
-            p = logs.exp()
-            half, missed = on_the_grid(Cast(FORMATS[form]), p)
-            # Where a block's maximum is -inf there is no p.
-            weight = ((p + missed * half) * (look.logs - logs).exp()).nan_to_num_(nan=0.0)
-            o = (weight @ look.weight / total).to(dtype).double()
-            found = int((o == seen).sum())
-            counts[form, relative_to] = counts.get((form, relative_to), 0) + found
+    for (relative_to, logs), form in _ways(refiner, look.logs):
+        p = logs.exp()
+        half, missed = on_the_grid(Cast(FORMATS[form]), p)
+        # Where a block's maximum is -inf there is no p.
+        weight = ((p + missed * half) * (look.logs - logs).exp()).nan_to_num_(nan=0.0)
+        o = (weight @ look.weight / total).to(dtype).double()
+        counts[form, relative_to] = int((o == seen).sum())
     form, relative_to = max(counts, key=lambda way: counts[way])
+    elements = seen.numel()
     return Nearest(form, relative_to, counts[form, relative_to] / elements, elements)
 
 

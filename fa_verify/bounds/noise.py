@@ -15,8 +15,6 @@ from fa_verify.bounds.bias import PARTS, places
 from fa_verify.bounds.probabilistic import multiplicity, on_the_grid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from fa_verify.bounds.formats import Format
@@ -76,32 +74,32 @@ def noise_of(refiner: Refiner, out: Format, observed: Observed) -> Noise | None:
     chance = 2 * math.log(1 / refiner.d)
     least = 1 + math.sqrt(chance / min(heads * rows, max(1, _MANY // refiner.terms)))
     few = _sample(refiner, observed, _FEW)
-    if _seen(few) <= least**2 * sum(part.typical for part in few):
+    if few.seen <= least**2 * few.typical:
         return None
-    parts = _sample(refiner, observed, _MANY)
-    cast = _variances(refiner, parts)
-    variance = float(cast.sum(-1).max()) + _last(parts)
-    size = math.sqrt(_seen(parts) / variance) if variance else 0.0
+    part = _sample(refiner, observed, _MANY)
+    cast = _variances(refiner, part)
+    variance = float(cast.sum(-1).max()) + _last(part)
+    size = math.sqrt(part.seen / variance) if variance else 0.0
     if not size > 1:
         return None
-    largest = float(cast.max()) + max(float(part.last.square().sum(-1).max()) for part in parts) / 3
+    largest = float(cast.max()) + float(part.last.square().sum(-1).max()) / 3
     allowed = 1 + math.sqrt(chance * largest / variance)
-    if not size > allowed or not _by_chance(refiner, parts, out):
+    if not size > allowed or not _by_chance(refiner, part, out):
         return None
-    return Noise(size, allowed, sum(part.excess.numel() for part in parts))
+    return Noise(size, allowed, part.excess.numel())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Part:
-    """Some rows (keys) of one head, each in units of what independent roundings leave of it.
+    """Some rows (keys) of some heads, each in units of what independent roundings leave of it.
 
     Attributes:
         look: They in detail.
-        cast: (rows, terms), at most what the random cast adds to each term, weighted.
-        excess: (rows, dim), errors less what need not be random, weighted.
-        last: (rows, dim), at most what the rounding of the output adds, weighted.
-        missed: (rows, dim), what it adds to the exact value, weighted.
-        logs: (rows, dim), logarithms of the exact values.
+        cast: (heads, rows, terms), at most what the random cast adds to each term, weighted.
+        excess: (heads, rows, dim), errors less what need not be random, weighted.
+        last: (heads, rows, dim), at most what the rounding of the output adds, weighted.
+        missed: (heads, rows, dim), what it adds to the exact value, weighted.
+        logs: (heads, rows, dim), logarithms of the exact values.
     """
 
     look: Look
@@ -112,9 +110,14 @@ class _Part:
     logs: Tensor
 
     @property
+    def seen(self) -> float:
+        """Sum of squares of the errors."""
+        return float(self.excess.square().sum())
+
+    @property
     def typical(self) -> float:
         """Sum of variances, roughly."""
-        cast = self.cast_of(self.look.logs).square() @ self.look.weight.square().sum(-1)
+        cast = _times(self.cast_of(self.look.logs).square(), self.look.weight.square().sum(-1))
         return float(_RELATIVE * cast.sum() + self.last.square().sum()) / 3
 
     def cast_of(self, logs: Tensor) -> Tensor:
@@ -122,23 +125,24 @@ class _Part:
         return self.cast.masked_fill(logs == 0, 0.0)
 
 
-def _sample(refiner: Refiner, observed: Observed, most: int) -> list[_Part]:
-    heads = _MOST_HEADS if most == _MANY else 2
-    return [_part(refiner, observed, head, index) for head, index in refiner.sample(most, heads)]
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """(heads, rows, terms) by (heads, terms): (heads, rows)."""
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
-def _part(refiner: Refiner, observed: Observed, head: int, index: Tensor) -> _Part:
-    look, linear = refiner.look(head, index), refiner.linear[head, index]
-    last = observed.det[head, index] - linear
+def _sample(refiner: Refiner, observed: Observed, most: int) -> _Part:
+    place = refiner.sample(most, _MOST_HEADS if most == _MANY else 2)
+    look, linear = refiner.looks(*place), refiner.linear[place]
+    last = observed.det[place] - linear
     random = look.errors.masked_fill(look.logs < refiner.tiny, 0.0)
     fixed = look.rest + (look.errors - random) @ look.weight.abs()
-    square = random.square() @ look.weight.square().sum(-1) + last.square().sum(-1)
+    square = _times(random.square(), look.weight.square().sum(-1)) + last.square().sum(-1)
     square = (square / 3).unsqueeze(-1)
     usable = (square > 0) & square.isfinite()
     weight = torch.where(usable, square.rsqrt(), 0.0)
-    exact = observed.reference[head, index]
+    exact = observed.reference[place]
     missed = (exact - exact.to(observed.dtype).double()).nan_to_num_(posinf=0.0, neginf=0.0)
-    excess = torch.where(usable, (observed.error[head, index] - fixed).clamp(min=0), 0.0)
+    excess = torch.where(usable, (observed.error[place] - fixed).clamp(min=0), 0.0)
     last = torch.where(usable, last, 0.0)
     return _Part(
         look,
@@ -150,32 +154,24 @@ def _part(refiner: Refiner, observed: Observed, head: int, index: Tensor) -> _Pa
     )
 
 
-def _seen(parts: Sequence[_Part]) -> float:
-    return sum(float(part.excess.square().sum()) for part in parts)
-
-
-def _last(parts: Sequence[_Part]) -> float:
+def _last(part: _Part) -> float:
     """Sum of squares that rounding the output leaves: as if random, or as of the exact values."""
-    random = sum(float(part.last.square().sum()) for part in parts) / 3
-    return max(random, sum(float(part.missed.square().sum()) for part in parts))
+    return max(float(part.last.square().sum()) / 3, float(part.missed.square().sum()))
 
 
-def _variances(refiner: Refiner, parts: Sequence[_Part]) -> Tensor:
+def _variances(refiner: Refiner, part: _Part) -> Tensor:
     """What the cast leaves of each row, squared: as if random, or as of the exact values.
 
     (ways, rows), for everything that may be cast.
     """
-    found = []
-    for part in parts:
-        size, ways = part.look.weight.square().sum(-1), []
-        for logs in refiner.across(part.look.logs):
-            half, missed = on_the_grid(refiner.cast, logs.exp())
-            cast = part.cast_of(logs) * _within(half, logs, refiner.cast.unit)
-            alike = multiplicity(logs, refiner.cast.unit / 4, refiner.floor)
-            ways.append((cast.square() * alike @ size) / 3)
-            ways.append(((cast * missed) @ part.look.weight).square().sum(-1))
-        found.append(torch.stack(ways))
-    return torch.cat(found, -1)
+    size, ways = part.look.weight.square().sum(-1), []
+    for logs in refiner.across(part.look.logs):
+        half, missed = on_the_grid(refiner.cast, logs.exp())
+        cast = part.cast_of(logs) * _within(half, logs, refiner.cast.unit)
+        alike = multiplicity(logs, refiner.cast.unit / 4, refiner.floor)
+        ways.append(_times(cast.square() * alike, size) / 3)
+        ways.append(((cast * missed) @ part.look.weight).square().sum(-1))
+    return torch.stack(ways).flatten(1)
 
 
 def _within(half: Tensor, logs: Tensor, unit: float) -> Tensor:
@@ -184,31 +180,25 @@ def _within(half: Tensor, logs: Tensor, unit: float) -> Tensor:
     return within.masked_fill_(within < 0.5 + _NEAR, 1.0)
 
 
-def _by_chance(refiner: Refiner, parts: Sequence[_Part], out: Format) -> bool:
+def _by_chance(refiner: Refiner, part: _Part, out: Format) -> bool:
     """Whether what is rounded lies between neighbours of its format as chance would have it."""
     spacings = round(0.5 / refiner.cast.unit)
-    for castings in zip(*(refiner.across(part.look.logs) for part in parts), strict=True):
-        weights = [part.cast_of(logs) for logs, part in zip(castings, parts, strict=True)]
-        if _together(castings, weights, spacings, refiner.floor) > _TOGETHER:
+    for logs in refiner.across(part.look.logs):
+        if _together(logs, part.cast_of(logs), spacings, refiner.floor) > _TOGETHER:
             return False
-    logs, weights = [part.logs for part in parts], [part.last for part in parts]
     own = round(0.5 / out.unit_roundoff)
-    return _together(logs, weights, own, out.emin * math.log(2)) <= _TOGETHER
+    return _together(part.logs, part.last, own, out.emin * math.log(2)) <= _TOGETHER
 
 
-def _together(
-    logs: Sequence[Tensor], weights: Sequence[Tensor], spacings: int, floor: float
-) -> float:
+def _together(logs: Tensor, weights: Tensor, spacings: int, floor: float) -> float:
     """How many values, beyond chance and each itself, lie in one part of a spacing; (B45).
 
     The mean over values, by the square of their weights.
     """
-    sums, alone = weights[0].new_zeros(2, (spacings + 1) * PARTS), 0.0
-    for values, weight in zip(logs, weights, strict=True):
-        square = weight.square()
-        alone += float(square.square().sum())
-        for total, index in zip(sums, places(values, spacings, PARTS, floor), strict=True):
-            total.index_add_(0, index.flatten(), square.flatten())
+    sums, square = weights.new_zeros(2, (spacings + 1) * PARTS), weights.square()
+    alone = float(square.square().sum())
+    for total, index in zip(sums, places(logs, spacings, PARTS, floor), strict=True):
+        total.index_add_(0, index.flatten(), square.flatten())
     # A quarter of a spacing apart errors have nothing to do with each other, and chance knows no
     # difference between the two places.
     apart, length = PARTS // 4, spacings * PARTS

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCKS",
+    "Index",
     "Look",
     "Refiner",
     "blockings",
@@ -34,6 +35,8 @@ __all__ = [
     "on_the_grid",
     "shifts",
 ]
+
+Index = Any  # of some rows or keys: a slice, or a Tensor of integers
 
 _CHUNK = 1 << 20  # elements of P that one look may hold
 _MOST_COUNTED = 256  # rows or keys a head whose multiplicity is counted; the rest fall back on det
@@ -52,7 +55,7 @@ def multiplicity(logs: Tensor, width: float, floor: float) -> Tensor:
     """How many entries of the same row round alike with each, itself included; (B31).
 
     Args:
-        logs: (rows, n), logarithms of what is cast.
+        logs: (..., n), logarithms of what is cast.
         width: Half the window, relative to a normal value.
         floor: Logarithm of the smallest normal value: the grid is uniform below, and so is the
             window.
@@ -76,7 +79,7 @@ def blockings(x: Tensor, block_n: int | None) -> Iterator[Tensor]:
     """Logarithms of P as it is cast: up to the row's maximum, and up to that of each block; (B32).
 
     Args:
-        x: (rows, keys), S less any number per row.
+        x: (..., keys), S less any number per row.
         block_n: Keys a block if declared.
     """
     top = x.amax(-1, keepdim=True)
@@ -103,7 +106,7 @@ def shifts(x: Tensor, block_n: int | None) -> Iterator[Tensor]:
     """The same, and up to what else is common to a row: lse, and stale maxima; (B42).
 
     Args:
-        x: (rows, keys), S less any number per row.
+        x: (..., keys), S less any number per row.
         block_n: Keys a block if declared.
     """
     yield x - x.logsumexp(-1, keepdim=True).nan_to_num_(neginf=0.0)
@@ -120,12 +123,12 @@ def _peaks(x: Tensor, block_n: int | None) -> Iterator[tuple[int, Tensor]]:
     for block in (block_n,) if block_n else BLOCKS:
         if block < n:
             padded = torch.nn.functional.pad(x, (0, -n % block), value=-torch.inf)
-            yield block, padded.reshape(padded.shape[0], -1, block).amax(-1)
+            yield block, padded.reshape(*x.shape[:-1], -1, block).amax(-1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Look:
-    """Some rows (keys) of one tensor in detail.
+    """Some rows (keys) of one tensor in detail, of one head or of several: (heads, ...) then.
 
     Attributes:
         rest: (rows, dim), the bound without the cast's part.
@@ -143,8 +146,22 @@ class Look:
     sign: Tensor | None = None
     off: Tensor | None = None
 
+    def only(self) -> Look:
+        """That of one head, of a look at several."""
+        return Look(
+            self.rest[0],
+            self.errors[0],
+            self.logs[0],
+            self.weight[0],
+            None if self.sign is None else self.sign[0],
+            None if self.off is None else self.off[0],
+        )
+
     def bound(self, factor: float, tiny: float, rows: Tensor, count: Tensor | None) -> Tensor:
-        """Rest + factor sqrt(sum count errors^2 weight^2), the tiny in full; (B30), (B33)."""
+        """Rest + factor sqrt(sum count errors^2 weight^2), the tiny in full; (B30), (B33).
+
+        Of one head, as is `added`.
+        """
         errors = self.errors[rows]
         small = self.logs[rows] < tiny
         fixed = errors.masked_fill(~small, 0.0)
@@ -181,7 +198,7 @@ class Refiner:
         divisors: The same for each admitted moment of the cast.
         linear: The tensor's bound before output rounding, (heads, rows, dim).
         terms: Length of the sums.
-        look: ``look(head, rows)``.
+        looks: ``looks(heads, rows)``, at the same rows of each head.
         castings: A look's logs up to what may be cast in their place, every admitted way of which
             entries of one row differ.
         names: What an entry is relative to in each of them.
@@ -194,7 +211,7 @@ class Refiner:
     divisors: tuple[float, ...]
     linear: Tensor
     terms: int
-    look: Callable[[int, Tensor], Look]
+    looks: Callable[[slice, Index], Look]
     castings: Callable[[Tensor], Iterable[Tensor]]
     names: tuple[str, ...]
     across: Callable[[Tensor], Iterable[Tensor]]
@@ -210,6 +227,10 @@ class Refiner:
         """Logarithm of the smallest normal number of the cast, as terms are."""
         return math.log(self.cast.tiny / self.cast.unit * self.scale)
 
+    def look(self, head: int, index: Tensor) -> Look:
+        """At some rows of one head."""
+        return self.looks(slice(head, head + 1), index).only()
+
     def chunks(self, index: Tensor) -> tuple[Tensor, ...]:
         """Rows in portions that a look can hold."""
         return torch.split(index, max(1, _CHUNK // self.terms))
@@ -218,14 +239,12 @@ class Refiner:
         """The least part of det that the bound can be, anywhere in a tensor of as many elements."""
         return lambda_factor(elements, self.d) / math.sqrt(max(1, self.terms))
 
-    def sample(self, terms: int, most_heads: int) -> Iterator[tuple[int, Tensor]]:
-        """Evenly spaced rows of evenly spaced heads, whose sums have so many terms together."""
+    def sample(self, terms: int, most_heads: int) -> tuple[slice, slice]:
+        """Evenly spaced heads and rows of them, whose sums have so many terms together."""
         heads, rows, _ = self.linear.shape
         rows_each = max(1, min(rows, terms // self.terms))
         heads_used = max(1, min(heads, most_heads, terms // (self.terms * rows_each)))
-        index = torch.arange(0, rows, -(-rows // rows_each), device=self.linear.device)
-        for head in range(0, heads, -(-heads // heads_used)):
-            yield head, index
+        return slice(0, heads, -(-heads // heads_used)), slice(0, rows, -(-rows // rows_each))
 
     def refined(self, det: Tensor, error: Tensor) -> Tensor:
         """The probabilistic bound where it decides, det elsewhere.

@@ -29,14 +29,12 @@ class Model:
     """A tensor if what is cast is rounded in one of the admitted ways.
 
     Attributes:
-        heads: Of the sample; shapes are (heads, rows, dim).
-        rows: Of the sample.
+        place: Heads and rows of the sample; shapes are (heads, rows, dim).
         value: Before the rounding of the output.
         bound: How far from it a right kernel's may be, before the rounding of the output.
     """
 
-    heads: Tensor
-    rows: Tensor
+    place: tuple[slice, slice]
     value: Tensor
     bound: Tensor
 
@@ -49,14 +47,12 @@ def rounded_models(refiner: Refiner) -> Iterator[Model]:
     """
     if len(refiner.divisors) > 1:  # nor when
         return
-    looks = [(head, index, refiner.look(head, index)) for head, index in refiner.sample(_TERMS, 2)]
-    if any(look.off is None for _, _, look in looks):
+    place = refiner.sample(_TERMS, 2)
+    look = refiner.looks(*place)
+    if look.off is None:
         return
-    heads = torch.tensor([head for head, _, _ in looks], device=refiner.linear.device)
     for cast in _admitted(refiner.cast):
-        parts = [_model(cast, refiner.divisors[0], look) for _, _, look in looks]
-        value, bound = (torch.stack(part) for part in zip(*parts, strict=True))
-        yield Model(heads, looks[0][1], value, bound)
+        yield Model(place, *_model(cast, refiner.divisors[0], look))
 
 
 def _admitted(cast: Cast) -> Iterator[Cast | None]:
@@ -78,7 +74,7 @@ def _model(cast: Cast | None, divisor: float, look: Look) -> tuple[Tensor, Tenso
         return (exact * look.sign) @ look.weight, look.rest
     exact, off = exact / divisor, look.off / divisor
     # What is cast is within off of exact, and rounding is monotone.
-    below, middle, above = (_rounded(cast, x) for x in (exact - off, exact, exact + off))
+    below, middle, above = _rounded(cast, torch.stack((exact - off, exact, exact + off)))
     flips = torch.maximum(above - middle, middle - below) * divisor
     return (middle * look.sign * divisor) @ look.weight, look.rest + flips @ look.weight.abs()
 

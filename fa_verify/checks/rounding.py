@@ -44,11 +44,10 @@ def strays(part: Comparison) -> str:
     shape = refiner.linear.shape
     found = ""
     for model in rounded_models(refiner):
-        place = (model.heads[:, None], model.rows)
         det, got, judged = (
-            x.reshape(shape)[place] for x in (part.bounded.det, part.got, part.judged)
+            x.reshape(shape)[model.place] for x in (part.bounded.det, part.got, part.judged)
         )
-        bound = model.bound + (det - refiner.linear[place])
+        bound = model.bound + (det - refiner.linear[model.place])
         ratio = ((got - model.value).abs() / bound).masked_fill(~judged, 0.0).nan_to_num(nan=0.0)
         outside = ratio > 1
         if not bool(outside.any()):

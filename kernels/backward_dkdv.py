@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 
 from .documents import document_band, document_rows, find_document, skip_rows
+from .dropout import keep_tile
 from .scores import is_visible, load_lse_log2, probabilities, query_range
+from .terms import document_terms, head_terms
 from .tiles import (
     add_product,
     dot_rows,
@@ -21,14 +23,17 @@ from .tiles import (
     zero_rows,
 )
 
-_POINTERS = (*("q", "k", "v", "do", "lse", "delta", "dk", "dv", "dq_sum", "starts_q", "starts_k"),)
+_POINTERS = (
+    "q", "k", "v", "do", "lse", "delta", "dk", "dv", "dq_sum",
+    "starts_q", "starts_k", "bias", "alibi_slopes",
+)  # fmt: skip
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "heads_q", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "diagonal", "dropout",
 )  # fmt: skip
 
 
@@ -41,12 +46,13 @@ def dkdv_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, heads_kv, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, diagonal, dropout,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
     VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr, GQA: tl.constexpr, ATOMIC_DQ: tl.constexpr,
+    BIAS: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write dk and dv of BLOCK_N keys of one key head; under ATOMIC_DQ add dS K to dq_sum.
@@ -60,6 +66,7 @@ def dkdv_kernel(
         dk, dv: Shaped as k, v; contiguous.
         dq_sum: Shaped as q; float32, contiguous; receives dQ / softmax_scale. None without
             ATOMIC_DQ.
+        The rest: As the forward kernel's.
     """
     blocks = seqlen_k // BLOCK_N + documents if VARLEN else tl.cdiv(seqlen_k, BLOCK_N)
     program = tl.program_id(0)
@@ -110,6 +117,12 @@ def dkdv_kernel(
             q_head = skip_rows(q_head, start_q, stride_qm, VECTOR)
             do_head = skip_rows(do_head, start_q, stride_dom, VECTOR)
             row += start_q
+        terms = head_terms(bias, bias_strides, alibi_slopes, diagonal, batch, head_q, BIAS, ALIBI)
+        place = batch
+        if VARLEN:
+            along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
+            terms = document_terms(terms, start_q, start_k, along, BIAS)
+            place = document
         # Unrolled: the body is compiled with masks, then without (not at all under a lower limit).
         for INTERIOR in tl.static_range(0, 1 if HAS_LO else 2):
             begin = interior_begin if INTERIOR == 1 else query_begin
@@ -129,18 +142,36 @@ def dkdv_kernel(
                 # Transposed tiles (keys, queries), ready to be left operands.
                 products = dot_rows(k_tile, k_tail, q_tile, q_tail, TAIL_D, DOT_PRECISION)
                 p, slope = probabilities(
-                    products, row_lse[None, :], softmax_scale, softcap, SOFTCAP
-                )
+                    products, row_lse[None, :], softmax_scale, softcap, terms,
+                    first_query, first_key, length_q, length_k,
+                    BLOCK_M, BLOCK_N, True, SOFTCAP, BIAS, ALIBI,
+                )  # fmt: skip
                 if INTERIOR == 0:
                     visible = is_visible(
                         queries[None, :], keys[:, None], length_k, band_lo, band_hi, HAS_LO, HAS_HI
                     )
                     p = tl.where(visible, p, 0.0)
+                weights = p
+                if DROPOUT:
+                    kept = tl.trans(
+                        keep_tile(dropout, place, head_q, first_query, first_key, BLOCK_M, BLOCK_N)
+                    )
+                    weights = tl.where(kept, p, 0.0)
                 dv_acc, dv_tail = add_product(
-                    dv_acc, dv_tail, p.to(do_tile.dtype), do_tile, do_tail, TAIL_DV, DOT_PRECISION
+                    dv_acc,
+                    dv_tail,
+                    weights.to(do_tile.dtype),
+                    do_tile,
+                    do_tail,
+                    TAIL_DV,
+                    DOT_PRECISION,
                 )
                 dp = dot_rows(v_tile, v_tail, do_tile, do_tail, TAIL_DV, DOT_PRECISION)
+                if DROPOUT:
+                    dp = tl.where(kept, dp * dropout[2], 0.0)
                 ds = p * (dp - row_delta[None, :]) * slope
+                if BIAS != "":
+                    ds = tl.where(p == 0.0, 0.0, ds)  # of a bias of -inf, as below
                 if INTERIOR == 0:
                     ds = tl.where(visible, ds, 0.0)  # 0 times a dp that overflowed is NaN
                 ds = ds.to(q_tile.dtype)
@@ -163,6 +194,9 @@ def dkdv_kernel(
         dk_head, first_key, length_k, head_dim, head_dim,
         dk_acc * softmax_scale, dk_tail * softmax_scale, BLOCK_N, BLOCK_D, TAIL_D, VECTOR,
     )  # fmt: skip
+    if DROPOUT:
+        dv_acc = dv_acc * dropout[2]
+        dv_tail = dv_tail * dropout[2]
     store_rows(
         dv_head, first_key, length_k, head_dim_v, head_dim_v,
         dv_acc, dv_tail, BLOCK_N, BLOCK_DV, TAIL_DV, VECTOR,

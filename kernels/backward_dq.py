@@ -7,17 +7,21 @@ import triton
 import triton.language as tl
 
 from .documents import document_band, document_rows, find_document, skip_rows
+from .dropout import keep_tile
 from .scores import is_visible, key_range, load_lse_log2, probabilities
+from .terms import document_terms, head_terms
 from .tiles import add_product, dot_rows, head_start, load_rows, store_rows, zero_rows
 
-_POINTERS = ("q", "k", "v", "do", "lse", "delta", "dq", "starts_q", "starts_k")
+_POINTERS = (
+    *("q", "k", "v", "do", "lse", "delta", "dq", "starts_q", "starts_k", "bias", "alibi_slopes"),
+)
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "diagonal", "dropout",
 )  # fmt: skip
 
 
@@ -27,17 +31,21 @@ _RUNTIME = (
         "stride_dob", "stride_doh", "stride_dom", "stride_dod",
         "heads_q", "seqlen_q", "head_dim_v",
     ),
-    do_not_specialize_on_alignment=("o", "do", "delta"),
+    do_not_specialize_on_alignment=("o", "do", "delta", "dlse"),
 )  # fmt: skip
 def delta_kernel(
     o, do, delta,
     stride_ob, stride_oh, stride_om, stride_od,
     stride_dob, stride_doh, stride_dom, stride_dod,
-    heads_q, seqlen_q, head_dim_v,
+    heads_q, seqlen_q, head_dim_v, dlse,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     VECTOR: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Write delta = sum over head_dim_v of do * o: (batch, heads_q, seqlen_q) float32."""
+    """Write delta = sum over head_dim_v of do * o: (batch, heads_q, seqlen_q) float32.
+
+    With a gradient dlse of lse, shaped and contiguous as delta, it is subtracted: dlse P is what it
+    adds to dS = P (dP - delta).
+    """
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     program = tl.program_id(0)
     sequence = program // blocks
@@ -58,6 +66,9 @@ def delta_kernel(
     if TAIL_DV > 0:
         total += tl.sum(o_tail.to(tl.float32) * do_tail.to(tl.float32), 1)
     queries = first_query + tl.arange(0, BLOCK_M)
+    if dlse is not None:
+        row_dlse = dlse + tl.cast(sequence, tl.int64) * seqlen_q + queries
+        total -= tl.load(row_dlse, mask=queries < seqlen_q, other=0.0)
     delta_head = delta + tl.cast(sequence, tl.int64) * seqlen_q
     tl.store(delta_head + queries, total, mask=queries < seqlen_q)
 
@@ -71,12 +82,13 @@ def dq_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, diagonal, dropout,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
     VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
+    BIAS: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write dq of BLOCK_M queries of one head. Arguments as those of dkdv_kernel."""
@@ -121,6 +133,12 @@ def dq_kernel(
     )  # fmt: skip
     row_lse = load_lse_log2(lse + row, queries, length_q)
     row_delta = tl.load(delta + row + queries, mask=queries < length_q, other=0.0)
+    terms = head_terms(bias, bias_strides, alibi_slopes, diagonal, batch, head_q, BIAS, ALIBI)
+    place = batch
+    if VARLEN:
+        along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
+        terms = document_terms(terms, start_q, start_k, along, BIAS)
+        place = document
 
     key_begin, interior_end, key_end = key_range(
         first_query, length_q, length_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
@@ -140,7 +158,11 @@ def dq_kernel(
                 BLOCK_N, BLOCK_DV, TAIL_DV, MASKED == 1, PADDED_DV, VECTOR,
             )  # fmt: skip
             products = dot_rows(q_tile, q_tail, k_tile, k_tail, TAIL_D, DOT_PRECISION)
-            p, slope = probabilities(products, row_lse[:, None], softmax_scale, softcap, SOFTCAP)
+            p, slope = probabilities(
+                products, row_lse[:, None], softmax_scale, softcap, terms,
+                first_query, first_key, length_q, length_k,
+                BLOCK_M, BLOCK_N, False, SOFTCAP, BIAS, ALIBI,
+            )  # fmt: skip
             if MASKED == 1:
                 keys = first_key + tl.arange(0, BLOCK_N)
                 visible = is_visible(
@@ -148,7 +170,12 @@ def dq_kernel(
                 )
                 p = tl.where(visible, p, 0.0)
             dp = dot_rows(do_tile, do_tail, v_tile, v_tail, TAIL_DV, DOT_PRECISION)
+            if DROPOUT:
+                kept = keep_tile(dropout, place, head_q, first_query, first_key, BLOCK_M, BLOCK_N)
+                dp = tl.where(kept, dp * dropout[2], 0.0)
             ds = p * (dp - row_delta[:, None]) * slope
+            if BIAS != "":
+                ds = tl.where(p == 0.0, 0.0, ds)  # of a bias of -inf, as below
             if MASKED == 1:
                 ds = tl.where(visible, ds, 0.0)  # 0 times a dp that overflowed is NaN
             ds = ds.to(k_tile.dtype)

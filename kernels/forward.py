@@ -4,19 +4,21 @@ import triton
 import triton.language as tl
 
 from .documents import document_band, document_rows, find_document, skip_rows
+from .dropout import keep_tile
 from .scores import LOG2E, is_visible, key_range, tanh
+from .terms import add_sink, add_terms, document_terms, head_terms
 from .tiles import add_product, dot_rows, head_start, load_rows, store_rows, zero_rows
 
 # Compiling again for every length and stride that happens to be 1 or a multiple of 16 buys nothing
 # here: VECTOR already tells what matters.
-_POINTERS = ("q", "k", "v", "o", "lse", "starts_q", "starts_k")
+_POINTERS = (*("q", "k", "v", "o", "lse", "starts_q", "starts_k", "bias", "alibi_slopes", "sinks"),)
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_ob", "stride_oh", "stride_om",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "diagonal", "dropout",
 )  # fmt: skip
 
 
@@ -29,12 +31,13 @@ def forward_kernel(
     stride_ob, stride_oh, stride_om,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, diagonal, dropout, sinks,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
     VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
+    BIAS: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write o and lse of BLOCK_M queries.
@@ -42,7 +45,8 @@ def forward_kernel(
     The running maximum m is kept of the *scores*: q k^T where there is no softcap (of -q k^T where
     softmax_scale is negative), tanh(softmax_scale q k^T / softcap) where there is one. A logit is
     score_scale * score. Subtracting m before scaling keeps logits of any size exact near their
-    maximum and leaves no product that a fused multiply-add could round differently.
+    maximum and leaves no product that a fused multiply-add could round differently. With terms
+    (terms.py) scores are natural logits.
 
     The tensors and numbers that need a word:
         q, k, v: (batch, heads, seqlen, head_dim) with any strides.
@@ -53,6 +57,9 @@ def forward_kernel(
             HAS_LO and HAS_HI. Under VARLEN limits of j - the diagonal of i instead.
         starts_q, starts_k: (documents + 1,) int32, under VARLEN: the packed document's rows; it is
             aligned as BOTTOM_RIGHT says.
+        bias, bias_strides, alibi_slopes, diagonal, dropout: See terms.py and dropout.py; None
+            without BIAS, ALIBI and DROPOUT.
+        sinks: (heads_q,) float32, a logit without a key in every row's sum; or None.
 
     Accumulates in float32; P is rounded to v's dtype before P V.
     """
@@ -96,7 +103,16 @@ def forward_kernel(
         score_scale = tl.abs(softmax_scale)
         q_tile = tl.where(softmax_scale < 0.0, -q_tile, q_tile)
         q_tail = tl.where(softmax_scale < 0.0, -q_tail, q_tail)
+    logit_scale = score_scale
+    if BIAS != "" or ALIBI:
+        score_scale = 1.0
     score_scale_log2 = score_scale * LOG2E
+    terms = head_terms(bias, bias_strides, alibi_slopes, diagonal, batch, head_q, BIAS, ALIBI)
+    place = batch
+    if VARLEN:
+        along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
+        terms = document_terms(terms, start_q, start_k, along, BIAS)
+        place = document
 
     key_begin, interior_end, key_end = key_range(
         first_query, length_q, length_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
@@ -117,6 +133,11 @@ def forward_kernel(
             scores = dot_rows(q_tile, q_tail, k_tile, k_tail, TAIL_D, DOT_PRECISION)
             if SOFTCAP:
                 scores = tanh(scores * (softmax_scale / softcap))
+            if BIAS != "" or ALIBI:
+                scores = add_terms(
+                    scores * logit_scale, terms, first_query, first_key, length_q, length_k,
+                    BLOCK_M, BLOCK_N, False, BIAS, ALIBI,
+                )  # fmt: skip
             if MASKED == 1:
                 keys = first_key + tl.arange(0, BLOCK_N)
                 visible = is_visible(
@@ -131,6 +152,9 @@ def forward_kernel(
                 p = tl.where(visible, p, 0.0)
             rescale = tl.where(m == float("-inf"), 0.0, tl.exp2((m - shift) * score_scale_log2))
             l = l * rescale + tl.sum(p, 1)  # noqa: E741
+            if DROPOUT:
+                kept = keep_tile(dropout, place, head_q, first_query, first_key, BLOCK_M, BLOCK_N)
+                p = tl.where(kept, p, 0.0)
             acc = acc * rescale[:, None]
             acc_tail = acc_tail * rescale[:, None]
             v_tile, v_tail = load_rows(
@@ -142,6 +166,14 @@ def forward_kernel(
             )
             m = m_new
 
+    if DROPOUT:
+        acc = acc * dropout[2]
+        acc_tail = acc_tail * dropout[2]
+    if sinks is not None:
+        m, l, share = add_sink(m * score_scale, l, tl.load(sinks + head_q))  # noqa: E741
+        score_scale = 1.0
+        acc = acc * share[:, None]
+        acc_tail = acc_tail * share[:, None]
     empty = l == 0.0  # a fully masked row (the largest p of any other is 1): o = 0, lse = -inf
     l = tl.where(empty, 1.0, l)  # noqa: E741
     store_rows(

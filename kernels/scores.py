@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from .terms import add_terms
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -101,15 +103,26 @@ def load_lse_log2(head, queries, seqlen_q):
 
 
 @triton.jit
-def probabilities(products, row_lse, softmax_scale, softcap, SOFTCAP: tl.constexpr):
+def probabilities(
+    products, row_lse, softmax_scale, softcap, terms, first_query, first_key, seqlen_q, seqlen_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, ALIBI: tl.constexpr,
+):  # fmt: skip
     """P from q k^T and lse (base 2), and the derivative of the softcap (1 without)."""
+    TERMS: tl.constexpr = BIAS != "" or ALIBI
+    UNIT: tl.constexpr = 1.0 if TERMS else LOG2E
     if SOFTCAP:
         capped = products * (softmax_scale / softcap)
-        logits = tanh(capped) * (softcap * LOG2E)
+        logits = tanh(capped) * (softcap * UNIT)
         slope = tanh_slope(capped)
     else:
-        logits = products * (softmax_scale * LOG2E)
+        logits = products * (softmax_scale * UNIT)
         slope = 1.0
+    if TERMS:
+        logits = LOG2E * add_terms(
+            logits, terms, first_query, first_key, seqlen_q, seqlen_k,
+            BLOCK_M, BLOCK_N, TRANSPOSED, BIAS, ALIBI,
+        )  # fmt: skip
     # P is at most 1. Where |logits| > 2^24 the rounding error of the difference alone could
     # exceed that by any factor, up to inf. NaN in the inputs must come through.
     exponent = tl.minimum(logits - row_lse, 0.0, propagate_nan=tl.PropagateNan.ALL)

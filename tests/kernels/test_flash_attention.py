@@ -176,4 +176,4 @@ def test_extreme_scales_give_no_nan(kernels, scale):
     ],
 )
 def test_head_dims_are_split(kernels, head_dim, tiles):
-    assert kernels("flash_attention").split_columns(head_dim) == tiles
+    assert kernels("arguments").split_columns(head_dim) == tiles

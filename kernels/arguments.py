@@ -1,0 +1,142 @@
+"""What the kernels are told of a problem: tiles of head_dim, the band mask, alignment, terms."""
+
+import triton
+
+from fa_verify import cu_seqlens
+
+from . import dropout
+
+__all__ = ["arguments", "blocks_of", "split_columns", "vector"]
+
+_LARGEST_SCALE = 2.3e38  # float32 holds log2(e) times it
+_BYTES_A_VECTOR = 16
+_SMALLEST_DOT = 16  # tl.dot takes no smaller extent
+
+
+def split_columns(head_dim):
+    """How a head_dim is tiled: (BLOCK, TAIL, PADDED), powers of two with BLOCK + TAIL >= head_dim.
+
+    >>> split_columns(80), split_columns(96), split_columns(128), split_columns(5)
+    ((64, 16, False), (64, 32, False), (128, 0, False), (16, 0, True))
+    """
+    whole = max(triton.next_power_of_2(head_dim), _SMALLEST_DOT)
+    block = max(whole // 2, _SMALLEST_DOT)
+    tail = max(triton.next_power_of_2(max(head_dim - block, 0)), _SMALLEST_DOT)
+    if block + tail >= whole:
+        return whole, 0, whole > head_dim
+    return block, tail, block + tail > head_dim
+
+
+def _scale(x):
+    """Clamp a scale to where its float32 arithmetic is finite: inf times 0 is NaN."""
+    return min(max(x, -_LARGEST_SCALE), _LARGEST_SCALE)
+
+
+def vector(problem, *tensors):  # noqa: ANN002
+    """Elements in 16 bytes if all tensors can be read 16 bytes at a time, else 1 (see tiles.py)."""
+    elements = _BYTES_A_VECTOR // tensors[0].element_size()
+    fits = problem.head_dim % elements == 0 and problem.head_dim_v % elements == 0
+    aligned = all(
+        t.stride(3) == 1
+        and not any(stride % elements for stride in t.stride()[:3])
+        and t.data_ptr() % _BYTES_A_VECTOR == 0
+        for t in tensors
+    )
+    return elements if fits and aligned else 1
+
+
+def _band(problem):
+    """(band_lo, band_hi, HAS_LO, HAS_HI): query i sees key j when band_lo <= j - i <= band_hi.
+
+    Each document has a diagonal of its own: with several, limits of j - the diagonal of i.
+    """
+    seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
+    right = 0 if mask.causal else mask.window_right
+    if mask.documents:
+        furthest = seqlen_q + seqlen_k  # hides nothing
+        left = furthest if mask.window_left is None else min(mask.window_left, furthest)
+        band_hi = furthest if right is None else min(right, furthest)
+        has_lo = mask.window_left is not None
+        return -left, band_hi, has_lo, has_lo or right is not None
+    shift = mask.shift(seqlen_q, seqlen_k)
+    band_lo = -seqlen_q if mask.window_left is None else shift - mask.window_left
+    band_hi = seqlen_k if right is None else shift + right
+    has_lo = band_lo > 1 - seqlen_q  # limits that hide nothing are dropped
+    has_hi = has_lo or band_hi < seqlen_k - 1  # a variant less to compile
+    least, most = -seqlen_q, seqlen_k
+    return min(max(band_lo, least), most), min(max(band_hi, least), most), has_lo, has_hi
+
+
+def arguments(problem, *tensors, bias=None, alibi_slopes=None, dropout_seed=None):  # noqa: ANN002
+    """Arguments that all kernels of this problem share, by name.
+
+    Args:
+        problem: The problem.
+        tensors: All that a kernel reads and writes by rows of head_dim.
+        bias: The additive bias, if the problem has one; its axes of size 1 are broadcast.
+        alibi_slopes: (heads_q,) float32, if the problem has ALiBi.
+        dropout_seed: An integer, if the problem has dropout.
+    """
+    seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
+    band_lo, band_hi, has_lo, has_hi = _band(problem)
+    starts_q, starts_k = None, None
+    if mask.documents:
+        starts_q, starts_k, _, _ = cu_seqlens(problem, tensors[0].device)
+    block_d, tail_d, padded_d = split_columns(problem.head_dim)
+    block_dv, tail_dv, padded_dv = split_columns(problem.head_dim_v)
+    return {
+        "heads_q": problem.heads_q,
+        "group": problem.group,
+        "seqlen_q": seqlen_q,
+        "seqlen_k": seqlen_k,
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        "band_lo": band_lo,
+        "band_hi": band_hi,
+        "softmax_scale": _scale(problem.scale),
+        # Below 1e-30 every logit is 0 to float32; nor may scale / softcap overflow.
+        "softcap": max(_scale(problem.softcap), 1e-38 * abs(_scale(problem.scale)), 1e-30),
+        "seqlen_bucket": triton.next_power_of_2(max(seqlen_q, seqlen_k, 1)),
+        "starts_q": starts_q,
+        "starts_k": starts_k,
+        "documents": len(mask.documents) or None,
+        "bias": bias,
+        "bias_strides": None if bias is None else _strides(bias),
+        "alibi_slopes": None if alibi_slopes is None else alibi_slopes.contiguous(),
+        "diagonal": None if alibi_slopes is None else mask.shift(seqlen_q, seqlen_k),
+        "dropout": None if dropout_seed is None else dropout.arguments(problem, dropout_seed),
+        "BLOCK_D": block_d,
+        "TAIL_D": tail_d,
+        "PADDED_D": padded_d,
+        "BLOCK_DV": block_dv,
+        "TAIL_DV": tail_dv,
+        "PADDED_DV": padded_dv,
+        "HAS_LO": has_lo,
+        "HAS_HI": has_hi,
+        "VARLEN": bool(mask.documents),
+        "BOTTOM_RIGHT": bool(mask.documents) and mask.alignment == "bottom-right",
+        "SOFTCAP": problem.softcap > 0,
+        "DOT_PRECISION": problem.dot_precision if problem.dtype == "float32" else "tf32",
+        "VECTOR": vector(problem, *tensors),
+        "BIAS": "" if bias is None else _tile(bias),
+        "ALIBI": alibi_slopes is not None,
+        "DROPOUT": dropout_seed is not None,
+    }
+
+
+def blocks_of(problem, rows, block):
+    """Blocks that rows are cut into: of each document by itself, for some of them one too many."""
+    documents = len(problem.mask.documents)
+    return rows // block + documents if documents else triton.cdiv(rows, block)
+
+
+def _strides(bias):
+    """Strides of a bias, 0 along the axes that are broadcast."""
+    return tuple(
+        0 if size == 1 else stride for size, stride in zip(bias.shape, bias.stride(), strict=True)
+    )
+
+
+def _tile(bias):
+    """Along which of (query, key) a bias changes: "qk", "q", "k", or "one"."""
+    return "q" * (bias.shape[2] > 1) + "k" * (bias.shape[3] > 1) or "one"

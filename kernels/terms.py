@@ -1,0 +1,88 @@
+"""Terms of the logits beside q k^T, an additive bias and ALiBi's slopes, and attention sinks.
+
+They come after the softcap: logit = softcap(scale q.k) + bias - slope |i + diagonal - j|. Each axis
+of a bias, (batch, head, query, key), is there in full or of size 1. Where it is 1 the stride is 0,
+and a tile is as small as BIAS says: "qk", "q", "k", or "one" number for all. No bias is "".
+
+A sink is one more logit of every row of a head, with no key and no value.
+"""
+
+import triton
+import triton.language as tl
+
+from .tiles import head_start
+
+
+@triton.jit
+def head_terms(
+    bias, bias_strides, alibi_slopes, diagonal, batch, head,
+    BIAS: tl.constexpr, ALIBI: tl.constexpr,
+):  # fmt: skip
+    """What `add_terms` needs of one head: bias and its strides along it, slope and diagonal."""
+    along_bias = (0, 0, 0)
+    along_alibi = (0.0, 0)
+    if BIAS != "":
+        start = head_start(bias, batch, head, bias_strides[0], bias_strides[1], 1)
+        along_bias = (start, bias_strides[2], bias_strides[3])
+    if ALIBI:
+        along_alibi = (tl.load(alibi_slopes + head), diagonal)
+    return along_bias, along_alibi
+
+
+@triton.jit
+def document_terms(terms, start_q, start_k, diagonal, BIAS: tl.constexpr):
+    """The terms of a document that begins at these rows of a packed sequence."""
+    along_bias, along_alibi = terms
+    if BIAS != "":
+        start, stride_query, stride_key = along_bias
+        start += tl.cast(start_q, tl.int64) * stride_query
+        start += tl.cast(start_k, tl.int64) * stride_key
+        along_bias = (start, stride_query, stride_key)
+    return along_bias, (along_alibi[0], diagonal)
+
+
+@triton.jit
+def add_terms(
+    logits, terms, first_query, first_key, seqlen_q, seqlen_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
+    BIAS: tl.constexpr, ALIBI: tl.constexpr,
+):  # fmt: skip
+    """Natural logits of a tile with all their terms; (keys, queries) if TRANSPOSED."""
+    queries = first_query + tl.arange(0, BLOCK_M)
+    keys = first_key + tl.arange(0, BLOCK_N)
+    if TRANSPOSED:
+        queries = queries[None, :]
+        keys = keys[:, None]
+    else:
+        queries = queries[:, None]
+        keys = keys[None, :]
+    if BIAS != "":
+        start, stride_query, stride_key = terms[0]
+        if BIAS == "qk":
+            pointers = start + queries.to(tl.int64) * stride_query + keys.to(tl.int64) * stride_key
+            bias = tl.load(pointers, mask=(queries < seqlen_q) & (keys < seqlen_k), other=0.0)
+        elif BIAS == "q":
+            pointers = start + queries.to(tl.int64) * stride_query
+            bias = tl.load(pointers, mask=queries < seqlen_q, other=0.0)
+        elif BIAS == "k":
+            pointers = start + keys.to(tl.int64) * stride_key
+            bias = tl.load(pointers, mask=keys < seqlen_k, other=0.0)
+        else:
+            bias = tl.load(start)
+        bias = bias.to(tl.float32)
+        # A product that overflowed must not make NaN of what a bias of -inf hides.
+        logits = tl.where(bias == float("-inf"), float("-inf"), logits + bias)
+    if ALIBI:
+        slope, diagonal = terms[1]
+        logits -= slope * tl.abs(queries + diagonal - keys).to(tl.float32)
+    return logits
+
+
+@triton.jit
+def add_sink(m, l, sink):  # noqa: E741
+    """Add a sink to rows of maximum m and sum l: both anew, and the factor of what was summed."""
+    m = tl.where(l == 0.0, float("-inf"), m)  # no key seen, and a scale of 0 made NaN of it
+    top = tl.maximum(m, sink)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    share = tl.exp(m - shift)
+    return top, l * share + tl.exp(sink - shift), share

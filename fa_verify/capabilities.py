@@ -32,6 +32,7 @@ class Capabilities:
         softcap: Logit softcap.
         gqa: heads_kv < heads_q.
         documents: Several documents packed into one sequence (varlen, cu_seqlens).
+        patterns: Rules by which a mask hides more, by name (`fa_verify.patterns`).
         backward: Gradients.
         layouts: Any strides; False: contiguous BHSD or BSHD with a contiguous head_dim only.
         int64_offsets: Tensors with elements past 2^31 of their first one; False: offsets that
@@ -59,6 +60,7 @@ class Capabilities:
     softcap: bool = False
     gqa: bool = True
     documents: bool = False
+    patterns: tuple[str, ...] = ()
     backward: bool = True
     layouts: bool = True
     int64_offsets: bool = True
@@ -115,7 +117,7 @@ class Capabilities:
             (problem.head_dim not in self.head_dims, f"head_dim={problem.head_dim}"),
             (not head_dim_v_fits, f"head_dim_v={problem.head_dim_v}"),
             (
-                mask.banded and mask.alignment not in self.alignments,
+                (mask.banded or mask.pattern) and mask.alignment not in self.alignments,
                 f"mask alignment={mask.alignment}",
             ),
             (
@@ -124,6 +126,7 @@ class Capabilities:
             ),
             (problem.softcap > 0 and not self.softcap, "softcap"),
             (bool(mask.documents) and not self.documents, "packed documents"),
+            (mask.pattern.partition(":")[0] not in ("", *self.patterns), f"pattern={mask.pattern}"),
             (problem.group > 1 and not self.gqa, f"group={problem.group}"),
             (min(problem.seqlen_q, problem.seqlen_k) == 0 and not self.empty, "an empty sequence"),
             (

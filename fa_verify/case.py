@@ -219,6 +219,7 @@ def _mask_text(mask: Mask) -> str:
     parts += [f"r{mask.window_right}"] if mask.window_right is not None else []
     parts += ["topleft"] if mask.alignment == "top-left" else []
     parts += [f"docs{_documents_text(mask)}"] if mask.documents else []
+    parts += [f"pattern:{mask.pattern}"] if mask.pattern else []
     return ".".join(parts)
 
 
@@ -238,11 +239,14 @@ def _parse_documents(text: str) -> tuple[tuple[int, int], ...]:
 def _parse_mask(text: str) -> Mask:
     causal, left, right, top_left = False, None, None, False
     documents: tuple[tuple[int, int], ...] = ()
+    pattern = ""
     for part in text.split("."):
         if part == "causal":
             causal = True
         elif part == "topleft":
             top_left = True
+        elif part[:8] == "pattern:":
+            pattern = part[8:]
         elif part[:4] == "docs":
             documents = _parse_documents(part[4:])
         elif part[:1] == "l":
@@ -250,7 +254,8 @@ def _parse_mask(text: str) -> Mask:
         elif part[:1] == "r":
             right = int(part[1:])
         else:
-            msg = f"mask={text!r}: parts are causal, lN, rN, topleft, docsQxK-..., joined by '.'"
+            parts = "causal, lN, rN, topleft, docsQxK-..., pattern:NAME:..."
+            msg = f"mask={text!r}: parts are {parts}, joined by '.'"
             raise InvalidInputError(msg)
     return Mask(
         causal=causal,
@@ -258,4 +263,5 @@ def _parse_mask(text: str) -> Mask:
         window_right=right,
         alignment="top-left" if top_left else "bottom-right",
         documents=documents,
+        pattern=pattern,
     )

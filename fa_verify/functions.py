@@ -116,8 +116,9 @@ def _wanted(problem: Problem, *, equal_diagonals: bool) -> dict[str, Any]:
     if problem.dot_precision != "ieee":
         msg = f"dot_precision={problem.dot_precision}: a plain function cannot be asked for it"
         raise UnsupportedProblemError(msg)
-    if mask.documents:
-        msg = f"documents={mask.documents}: a plain function cannot be asked for them"
+    if mask.documents or mask.pattern:
+        what = f"documents={mask.documents}" if mask.documents else f"pattern={mask.pattern}"
+        msg = f"{what}: a plain function cannot be asked for it"
         raise UnsupportedProblemError(msg)
     wanted: dict[str, Any] = {
         "causal": mask.causal,

@@ -360,16 +360,14 @@ def perturb_hidden(
         nothing is hidden from any row (or from `row`) no row is marked: there is nothing to check.
     """
     p = case.problem
-    lo, hi = p.mask.intervals(p.seqlen_q, p.seqlen_k)
-    candidates = np.flatnonzero(hi - lo < p.seqlen_k)
+    seen = p.mask.seen(p.seqlen_q, p.seqlen_k)
+    candidates = np.flatnonzero(seen < p.seqlen_k)
     if row is None and len(candidates):
         row = int(rng.choice(candidates))
-    if row is None or hi[row] - lo[row] == p.seqlen_k:
+    if row is None or seen[row] == p.seqlen_k:
         return inputs, torch.zeros(p.seqlen_q, dtype=torch.bool)
-    keys = np.arange(p.seqlen_k)
-    changed = (keys < lo[row]) | (keys >= hi[row])
-    before = np.concatenate([[0], np.cumsum(changed)])
-    keeps = torch.from_numpy(before[hi] == before[lo])
+    changed = ~p.mask.allowed(p.seqlen_q, p.seqlen_k, slice(row, row + 1))[0]
+    keeps = torch.from_numpy(_blind_to(p, changed))
     largest = Facts.of(p.dtype, 1.0).largest
     # q k' and do v' stay finite in float32: inf - inf in a masked tile is no fault of a kernel.
     reach = 2.0**112 / max(1.0, abs(p.scale))
@@ -385,6 +383,17 @@ def perturb_hidden(
         other = torch.from_numpy(noise).to(tensor.dtype).to(tensor.device)
         new[name] = _overwrite(tensor, torch.where(where[:, None], other, tensor))
     return inputs.having(new), keeps
+
+
+def _blind_to(p: Problem, keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Queries that see none of these keys."""
+    if not p.mask.pattern:
+        lo, hi = p.mask.intervals(p.seqlen_q, p.seqlen_k)
+        before = np.concatenate([[0], np.cumsum(keys)])
+        blind: npt.NDArray[np.bool_] = before[hi] == before[lo]
+        return blind
+    strips = p.mask.strips(p.seqlen_q, p.seqlen_k)
+    return np.concatenate([~(rows & keys).any(1) for _, rows in strips])
 
 
 def _magnitude(tensor: Tensor | None) -> float:

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fa_verify.errors import InvalidInputError
+from fa_verify.patterns import Pattern, Places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["FULL", "Alignment", "Mask"]
 
 Alignment = Literal["bottom-right", "top-left"]
+_STRIP = 1 << 20  # elements of a mask that are made at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,8 @@ class Mask:
 
     The diagonal of query i is key ``i + shift``: ``shift = seqlen_k - seqlen_q`` when aligned
     bottom-right (the last query sees the last key), 0 when aligned top-left. Packed documents have
-    a diagonal each, and a query sees keys of its own document only.
+    a diagonal each, and a query sees keys of its own document only. A pattern leaves gaps in what
+    is left.
 
     Attributes:
         causal: No key to the right of the diagonal.
@@ -34,10 +40,11 @@ class Mask:
         alignment: Where the diagonal starts.
         documents: (queries, keys) of each document packed into the sequence, in order; either may
             be 0. Empty: the sequence is one document.
+        pattern: A named rule that hides more (`fa_verify.patterns`); "": none.
 
     Raises:
-        InvalidInputError: A window or a document's length is negative, the alignment is unknown,
-            or a causal mask has a window_right.
+        InvalidInputError: A window or a document's length is negative, the alignment or the pattern
+            is unknown, or a causal mask has a window_right.
 
     >>> Mask(causal=True).allowed(2, 3).astype(int)
     array([[1, 1, 0],
@@ -60,6 +67,7 @@ class Mask:
     window_right: int | None = None
     alignment: Alignment = "bottom-right"
     documents: tuple[tuple[int, int], ...] = ()
+    pattern: str = ""
 
     def __post_init__(self) -> None:
         """Reject masks that have no meaning."""
@@ -78,6 +86,8 @@ class Mask:
             if len(lengths) != 2 or min(lengths) < 0:
                 msg = f"documents: {lengths} must be (queries, keys), each at least 0"
                 raise InvalidInputError(msg)
+        if self.pattern:
+            Pattern.parse(self.pattern)
 
     @property
     def banded(self) -> bool:
@@ -87,7 +97,7 @@ class Mask:
     @property
     def hides_anything(self) -> bool:
         """Whether the mask can hide a key at all."""
-        return self.banded or len(self.documents) > 1
+        return self.banded or len(self.documents) > 1 or bool(self.pattern)
 
     def shift(self, seqlen_q: int, seqlen_k: int) -> int:
         """The key on the diagonal of query 0, of a document with these lengths."""
@@ -124,20 +134,41 @@ class Mask:
     def intervals(
         self, seqlen_q: int, seqlen_k: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Each query's visible keys as half-open intervals ``[lo, hi)``, shape (seqlen_q,) each.
+        """From the first key that each query sees to its last, ``[lo, hi)``, (seqlen_q,) each.
 
-        An empty interval (``hi == lo``) is a fully masked row. The arrays are everybody's: leave
-        them as they are.
+        It sees all between, unless there is a pattern. An empty interval (``hi == lo``) is a fully
+        masked row. The arrays are everybody's: leave them as they are.
         """
+        if self.pattern:
+            return _hull(self, seqlen_q, seqlen_k)[:2]
         return _intervals(self, seqlen_q, seqlen_k)
 
+    def seen(self, seqlen_q: int, seqlen_k: int) -> npt.NDArray[np.int64]:
+        """How many keys each query sees."""
+        if self.pattern:
+            return _hull(self, seqlen_q, seqlen_k)[2]
+        lo, hi = _intervals(self, seqlen_q, seqlen_k)
+        return hi - lo
+
     def allowed(
-        self, seqlen_q: int, seqlen_k: int, rows: slice = slice(None)
+        self, seqlen_q: int, seqlen_k: int, rows: slice | npt.NDArray[np.int64] = slice(None)
     ) -> npt.NDArray[np.bool_]:
         """Rows of the mask, shape (len(rows), seqlen_k); True where query i sees key j."""
-        lo, hi = self.intervals(seqlen_q, seqlen_k)
+        lo, hi = _intervals(self, seqlen_q, seqlen_k)
         keys = np.arange(seqlen_k, dtype=np.int64)
-        return (keys >= lo[rows, None]) & (keys < hi[rows, None])
+        band = (keys >= lo[rows, None]) & (keys < hi[rows, None])
+        if not self.pattern:
+            return band
+        queries = np.arange(seqlen_q, dtype=np.int64)[rows, None]
+        diagonals = self.diagonals(seqlen_q, seqlen_k)[rows, None]
+        return band & Pattern.parse(self.pattern).sees(Places(queries, keys[None], diagonals))
+
+    def strips(self, seqlen_q: int, seqlen_k: int) -> Iterator[tuple[slice, npt.NDArray[np.bool_]]]:
+        """All rows of the mask, some at a time: which, and `allowed` of them."""
+        step = max(1, _STRIP // max(1, seqlen_k))
+        for start in range(0, seqlen_q, step):
+            rows = slice(start, min(seqlen_q, start + step))
+            yield rows, self.allowed(seqlen_q, seqlen_k, rows)
 
 
 @functools.lru_cache(maxsize=16)  # judging a case asks some twenty times, for two or three problems
@@ -155,6 +186,20 @@ def _intervals(
     lo = np.clip(lo, first, end)
     hi = np.clip(hi, first, end)
     return lo, np.maximum(lo, hi)
+
+
+@functools.lru_cache(maxsize=16)
+def _hull(
+    mask: Mask, seqlen_q: int, seqlen_k: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Each query's first key, the one after its last, and how many it sees."""
+    lo, hi, count = np.zeros((3, seqlen_q), dtype=np.int64)
+    if seqlen_k:
+        for rows, seen in mask.strips(seqlen_q, seqlen_k):
+            count[rows] = seen.sum(1)
+            lo[rows] = seen.argmax(1)
+            hi[rows] = np.where(count[rows] > 0, seqlen_k - seen[:, ::-1].argmax(1), lo[rows])
+    return lo, hi, count
 
 
 def _own(

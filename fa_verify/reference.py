@@ -91,7 +91,7 @@ def tiles(problem: Problem, device: torch.device) -> Iterator[Tile]:
     step_rows = min(seqlen_q, max(-(-_LEAST_ROWS // problem.group), size // row))
     step_heads = max(1, size // (row * step_rows))
     lo, hi = problem.mask.intervals(seqlen_q, seqlen_k)
-    lows, highs = sight.intervals(problem, device)
+    seen = problem.mask.seen(seqlen_q, seqlen_k)
     for start in range(0, seqlen_q, step_rows):
         rows = slice(start, min(seqlen_q, start + step_rows))
         seeing = lo[rows] < hi[rows]
@@ -99,9 +99,8 @@ def tiles(problem: Problem, device: torch.device) -> Iterator[Tile]:
             continue
         first, last = int(lo[rows][seeing].min()), int(hi[rows][seeing].max())
         hidden = None
-        if (lo[rows] > first).any() or (hi[rows] < last).any():
-            index = torch.arange(first, last, device=device)
-            hidden = (index < lows[rows, None]) | (index >= highs[rows, None])
+        if (seen[rows] < last - first).any():
+            hidden = sight.hidden(problem, rows, slice(first, last), device)
         for head in range(0, heads, step_heads):
             yield Tile(slice(head, min(heads, head + step_heads)), rows, slice(first, last), hidden)
 

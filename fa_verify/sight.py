@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from fa_verify.masks import Mask
     from fa_verify.problem import Problem
 
-__all__ = ["Tile", "any_blind", "blind", "diagonals", "intervals", "keys_seen"]
+__all__ = ["Tile", "any_blind", "blind", "diagonals", "hidden", "intervals", "keys_seen"]
+
+_KEPT = 1 << 26  # elements of a mask with gaps that is kept whole: 64 MB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,8 +46,26 @@ class Tile:
 
 
 def intervals(problem: Problem, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each query's keys as half-open intervals, `Mask.intervals`, int64."""
+    """From each query's first key to its last, `Mask.intervals`, int64."""
     return _intervals(problem.mask, problem.seqlen_q, problem.seqlen_k, device)
+
+
+def hidden(
+    problem: Problem,
+    queries: torch.Tensor | slice,
+    keys: torch.Tensor | slice,
+    device: torch.device,
+) -> torch.Tensor:
+    """Where some queries must not see some keys: bool, (queries, keys)."""
+    if not problem.mask.pattern:
+        low, high = (ends[queries, None] for ends in intervals(problem, device))
+        columns = torch.arange(problem.seqlen_k, device=device)[keys]
+        return (columns < low) | (columns >= high)
+    size = problem.seqlen_q, problem.seqlen_k
+    if math.prod(size) <= _KEPT:
+        return _hidden(problem.mask, *size, device)[queries][:, keys]
+    rows = queries if isinstance(queries, slice) else queries.cpu().numpy()
+    return ~torch.from_numpy(problem.mask.allowed(*size, rows)).to(device)[:, keys]
 
 
 def blind(problem: Problem, device: torch.device) -> torch.Tensor:
@@ -76,6 +97,11 @@ def _intervals(
     return lo, hi
 
 
+@functools.lru_cache(maxsize=3)
+def _hidden(mask: Mask, seqlen_q: int, seqlen_k: int, device: torch.device) -> torch.Tensor:
+    return ~torch.from_numpy(mask.allowed(seqlen_q, seqlen_k)).to(device)
+
+
 @functools.lru_cache(maxsize=8)
 def _blind(mask: Mask, seqlen_q: int, seqlen_k: int, device: torch.device) -> torch.Tensor:
     lo, hi = _intervals(mask, seqlen_q, seqlen_k, device)
@@ -89,6 +115,11 @@ def _diagonals(mask: Mask, seqlen_q: int, seqlen_k: int, device: torch.device) -
 
 @functools.lru_cache(maxsize=8)
 def _keys_seen(mask: Mask, seqlen_q: int, seqlen_k: int, device: torch.device) -> torch.Tensor:
+    if mask.pattern:
+        seen = np.zeros(seqlen_k, dtype=bool)
+        for _, rows in mask.strips(seqlen_q, seqlen_k):
+            seen |= rows.any(0)
+        return torch.from_numpy(seen.astype(float)).to(device)
     lo, hi = mask.intervals(seqlen_q, seqlen_k)
     ends = np.zeros(seqlen_k + 1)
     np.add.at(ends, lo, 1.0)

@@ -25,6 +25,8 @@ MASKS = [
     Mask(causal=True, window_left=1),
     Mask(causal=True, documents=((0, 1), (3, 1), (1, 0), (0, 1))),
     Mask(window_left=1, alignment="top-left", documents=((1, 1), (1, 1), (2, 1))),
+    Mask(pattern="predicate:2"),
+    Mask(window_left=40, pattern="block-sparse:16:50:1"),
 ]
 
 
@@ -44,7 +46,7 @@ def draw(problem, seed=0):
 
 def exactly(problem, q, k, v, do):
     """o, lse, dq, dk, dv by the formulas, in mpmath, as nested dicts of index -> number."""
-    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
+    allowed = problem.mask.allowed(problem.seqlen_q, problem.seqlen_k)
     scale, cap = mpmath.mpf(problem.scale), mpmath.mpf(problem.softcap)
     o, lse, dq, dk, dv = {}, {}, {}, {}, {}
     for x, shape in ((dq, problem.shape_q), (dk, problem.shape_k), (dv, problem.shape_v)):
@@ -53,7 +55,7 @@ def exactly(problem, q, k, v, do):
         for h in range(problem.heads_q):
             g = h // problem.group
             for i in range(problem.seqlen_q):
-                keys = range(int(lo[i]), int(hi[i]))
+                keys = [int(j) for j in allowed[i].nonzero()[0]]
                 qi = [mpmath.mpf(x) for x in q[b, h, i].tolist()]
                 doi = [mpmath.mpf(x) for x in do[b, h, i].tolist()]
                 kk = {j: [mpmath.mpf(x) for x in k[b, g, j].tolist()] for j in keys}

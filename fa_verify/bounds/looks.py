@@ -53,14 +53,12 @@ class Source:
         given, problem = self.given, self.model.problem
         device = given.q.device
         queries = torch.arange(problem.seqlen_q, device=device).repeat(problem.group)[rows]
-        columns = torch.arange(problem.seqlen_k, device=device)[keys]
-        low, high = (ends[queries, None] for ends in sight.intervals(problem, device))
         return Block(
             given.q[heads].flatten(1, 2)[:, rows],
             given.k[heads, keys],
             given.v[heads, keys],
             given.do[heads].flatten(1, 2)[:, rows],
-            (columns < low) | (columns >= high),
+            sight.hidden(problem, queries, keys, device),
         )
 
 

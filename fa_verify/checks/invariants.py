@@ -56,6 +56,8 @@ def hull(trial: Trial) -> Iterator[Failure]:
 def _extremes(v: torch.Tensor, lo: np.ndarray, hi: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Least and largest v over each row's interval of keys, (batch, heads_kv, rows or 1, dims).
 
+    A row that does not see all of its interval lies in that hull the more.
+
     Running extremes where all intervals have an end in common; else a sparse table of powers of
     two: O(N log N), whatever the mask (an interval is the union of two overlapping runs of
     2^level keys).

@@ -26,8 +26,7 @@ __all__ = ["finite", "hides", "isolates_nan", "promises_isolation"]
 def hides(trial: Trial) -> bool:
     """Whether the mask hides a key from some row."""
     p = trial.case.problem
-    lo, hi = p.mask.intervals(p.seqlen_q, p.seqlen_k)
-    return bool((hi - lo < p.seqlen_k).any())
+    return bool((p.mask.seen(p.seqlen_q, p.seqlen_k) < p.seqlen_k).any())
 
 
 def promises_isolation(trial: Trial) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fa_verify import bounds
-from fa_verify.checks.comparison import comparisons
+from fa_verify.checks.comparison import comparisons, empty_rows
 from fa_verify.checks.rerun import (
     Difference,
     agree,
@@ -125,8 +125,7 @@ def values_of_one(trial: Trial) -> Iterator[Failure]:
     if "o" not in second:
         return
     bounded, _ = bounds.bound_forward(problem, trial.kernel.arithmetic, ones.q, ones.k, ones.v)
-    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
-    due = torch.from_numpy((hi > lo).astype(np.float64)).to(second["o"].device)
+    due = (~empty_rows(problem, second["o"].device)).double()
     expected = due[:, None].expand(second["o"].shape)
     wrong = apart(expected, second["o"], bounded.det)
     because = f"{how}; a row of weights sums to 1"

@@ -109,15 +109,14 @@ def scale_in_lse(evidence: Evidence) -> list[float]:
     problem, lse = evidence.problem, evidence.seen.get("lse")
     if lse is None:
         return []
-    lo, hi = (
-        torch.from_numpy(x) for x in problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
-    )
-    usable = lse.wrong & torch.isfinite(lse.got) & (hi > lo)
+    seen = torch.from_numpy(problem.mask.seen(problem.seqlen_q, problem.seqlen_k))
+    usable = lse.wrong & torch.isfinite(lse.got) & (seen > 0)
     if not bool(usable.any()):
         return []
-    size = torch.where(usable, (hi - lo).expand(usable.shape), -1)
+    size = torch.where(usable, seen.expand(usable.shape), -1)
     batch, head, row = (int(i) for i in np.unravel_index(int(size.argmax()), size.shape))
-    keys = evidence.k[batch, head // problem.group, int(lo[row]) : int(hi[row])]
+    (allowed,) = problem.mask.allowed(problem.seqlen_q, problem.seqlen_k, slice(row, row + 1))
+    keys = evidence.k[batch, head // problem.group, torch.from_numpy(allowed)]
     products = keys @ evidence.q[batch, head, row]
     got = float(lse.got[batch, head, row])
     tried = torch.logspace(-4, 2, 121, dtype=torch.float64)

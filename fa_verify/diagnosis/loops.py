@@ -17,10 +17,10 @@ __all__ = ["forward_loops", "row_loops", "visited"]
 def forward_loops(problem: Problem) -> Iterator[tuple[str, str]]:
     """Sentences and names of loops over keys that can go wrong under this mask.
 
-    Loops over one document of several are not modelled.
+    Loops over one document of several, or over a list of blocks, are not modelled.
     """
     mask = problem.mask
-    if mask.documents:
+    if mask.documents or mask.pattern:
         return
     if mask.window_left is not None:
         yield "the loop over the keys of a window begins a block too late", "begin late"
@@ -37,7 +37,7 @@ def forward_loops(problem: Problem) -> Iterator[tuple[str, str]]:
 
 def row_loops(problem: Problem) -> Iterator[tuple[str, str]]:
     """The same of loops over rows, which dk and dv have."""
-    if problem.mask.documents:
+    if problem.mask.documents or problem.mask.pattern:
         return
     if problem.mask.causal or problem.mask.window_right is not None:
         yield "the loop over rows begins a block after the diagonal", "rows late"

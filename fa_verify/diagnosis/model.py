@@ -6,6 +6,7 @@ accumulators and the outputs as the defect says, and it may be wrong on purpose.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,10 @@ def visible(problem: Problem, knobs: Knobs, keys: int) -> torch.Tensor:
         seen &= distance <= knobs.right_end
     if knobs.loop:
         seen = visited(problem, seen, knobs.loop, knobs.block_m, knobs.block_n)
+    if mask.pattern and knobs.masked:
+        gaps = dataclasses.replace(mask, causal=False, window_left=None, window_right=None)
+        allowed = gaps.allowed(problem.seqlen_q, problem.seqlen_k)
+        seen[:, : problem.seqlen_k] &= torch.from_numpy(allowed)
     if mask.documents:
         first, end = mask.own_keys(problem.seqlen_q, problem.seqlen_k)
         seen &= columns >= torch.from_numpy(first)[:, None]

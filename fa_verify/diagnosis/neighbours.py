@@ -52,6 +52,7 @@ def simpler(case: Case) -> Iterator[Case]:
         {"softmax_scale": None},
         {"mask": dataclasses.replace(p.mask, alignment="bottom-right")},
         {"mask": dataclasses.replace(p.mask, documents=())},
+        {"mask": dataclasses.replace(p.mask, pattern="")},
         _lengths(p, least, least),
         {"head_dim_v": p.head_dim},
         _apart(),

@@ -119,8 +119,8 @@ def empty(name: str, seen: Observation, problem: Problem, *, sound: bool) -> str
             "rows that see no key are not treated apart: a finite number or +inf stands where -inf "
             "(of lse) and 0 (of o and dq) are due"
         )
-    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
-    hidden = torch.from_numpy(hi - lo < problem.seqlen_k)
+    seen_keys = problem.mask.seen(problem.seqlen_q, problem.seqlen_k)
+    hidden = torch.from_numpy(seen_keys < problem.seqlen_k)
     where = torch.zeros_like(rows)
     where[_indices(nan, 2)] = True
     if name in ("o", "lse") and bool(where.any()) and bool((where <= hidden).all()):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fa_verify.errors import UnsupportedProblemError
     from fa_verify.kernel import Grads, Kernel, Outputs
     from fa_verify.masks import Mask
+    from fa_verify.pages import Pages, paged
     from fa_verify.problem import Problem
 
 __all__ = [
@@ -25,9 +26,11 @@ __all__ = [
     "Kernel",
     "Mask",
     "Outputs",
+    "Pages",
     "Problem",
     "UnsupportedProblemError",
     "cu_seqlens",
+    "paged",
 ]
 
 _HOMES = {
@@ -37,9 +40,11 @@ _HOMES = {
     "Kernel": "kernel",
     "Mask": "masks",
     "Outputs": "kernel",
+    "Pages": "pages",
     "Problem": "problem",
     "UnsupportedProblemError": "errors",
     "cu_seqlens": "documents",
+    "paged": "pages",
 }
 
 

@@ -6,7 +6,7 @@ from fa_verify import cu_seqlens
 
 from . import dropout
 
-__all__ = ["arguments", "blocks_of", "split_columns", "vector"]
+__all__ = ["arguments", "blocks_of", "clamped_scale", "split_columns", "vector"]
 
 _LARGEST_SCALE = 2.3e38  # float32 holds log2(e) times it
 _BYTES_A_VECTOR = 16
@@ -27,22 +27,22 @@ def split_columns(head_dim):
     return block, tail, block + tail > head_dim
 
 
-def _scale(x):
+def clamped_scale(x):
     """Clamp a scale to where its float32 arithmetic is finite: inf times 0 is NaN."""
     return min(max(x, -_LARGEST_SCALE), _LARGEST_SCALE)
 
 
-def vector(problem, *tensors):  # noqa: ANN002
+def vector(*tensors):  # noqa: ANN002
     """Elements in 16 bytes if all tensors can be read 16 bytes at a time, else 1 (see tiles.py)."""
     elements = _BYTES_A_VECTOR // tensors[0].element_size()
-    fits = problem.head_dim % elements == 0 and problem.head_dim_v % elements == 0
-    aligned = all(
+    fits = all(
         t.stride(3) == 1
+        and t.shape[3] % elements == 0
         and not any(stride % elements for stride in t.stride()[:3])
         and t.data_ptr() % _BYTES_A_VECTOR == 0
         for t in tensors
     )
-    return elements if fits and aligned else 1
+    return elements if fits else 1
 
 
 def _band(problem):
@@ -93,9 +93,11 @@ def arguments(problem, *tensors, bias=None, alibi_slopes=None, dropout_seed=None
         "head_dim_v": problem.head_dim_v,
         "band_lo": band_lo,
         "band_hi": band_hi,
-        "softmax_scale": _scale(problem.scale),
+        "softmax_scale": clamped_scale(problem.scale),
         # Below 1e-30 every logit is 0 to float32; nor may scale / softcap overflow.
-        "softcap": max(_scale(problem.softcap), 1e-38 * abs(_scale(problem.scale)), 1e-30),
+        "softcap": max(
+            clamped_scale(problem.softcap), 1e-38 * abs(clamped_scale(problem.scale)), 1e-30
+        ),
         "seqlen_bucket": triton.next_power_of_2(max(seqlen_q, seqlen_k, 1)),
         "starts_q": starts_q,
         "starts_k": starts_k,
@@ -117,7 +119,7 @@ def arguments(problem, *tensors, bias=None, alibi_slopes=None, dropout_seed=None
         "BOTTOM_RIGHT": bool(mask.documents) and mask.alignment == "bottom-right",
         "SOFTCAP": problem.softcap > 0,
         "DOT_PRECISION": problem.dot_precision if problem.dtype == "float32" else "tf32",
-        "VECTOR": vector(problem, *tensors),
+        "VECTOR": vector(*tensors),
         "BIAS": "" if bias is None else _tile(bias),
         "ALIBI": alibi_slopes is not None,
         "DROPOUT": dropout_seed is not None,

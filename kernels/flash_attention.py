@@ -129,7 +129,7 @@ def _backward_start(problem, q, k, v, outputs, do, dq, dlse, terms):
             problem.heads_q, problem.seqlen_q, problem.head_dim_v,
             None if dlse is None else dlse.contiguous(),
             **{name: arguments[name] for name in ("BLOCK_DV", "TAIL_DV", "PADDED_DV")},
-            VECTOR=vector(problem, outputs.o, do), BLOCK_M=32,
+            VECTOR=vector(outputs.o, do), BLOCK_M=32,
         )  # fmt: skip
     return arguments, delta, dk, dv
 

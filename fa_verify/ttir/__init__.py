@@ -16,7 +16,7 @@ inside a program, num_warps, num_stages, layouts.
 
 from fa_verify.ttir.engine.coverage import Ran
 from fa_verify.ttir.errors import TimeLimit, Unsupported
-from fa_verify.ttir.launch.session import Run, activated, available, execute
+from fa_verify.ttir.launch.session import Run, activated, available, execute, running
 from fa_verify.ttir.options import (
     FLOAT_MODELS,
     Alteration,
@@ -44,4 +44,5 @@ __all__ = [
     "available",
     "execute",
     "redirected",
+    "running",
 ]

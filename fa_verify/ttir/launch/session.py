@@ -140,6 +140,11 @@ def current() -> Run:
     return _running[-1]
 
 
+def running() -> Run | None:
+    """The execution under way, if there is one."""
+    return _running[-1] if _running else None
+
+
 def watching() -> tuple[Allocations, ...]:
     """The torch dispatch modes of the execution under way: one, or none."""
     return tuple(run.allocations for run in _running)

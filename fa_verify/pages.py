@@ -1,0 +1,150 @@
+"""`paged`: k and v as a paged cache whose holes are poison, to verify paged kernels with.
+
+The rest of the harness does not know of it: a kernel's `forward` calls it on what it is given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from fa_verify import ttir
+from fa_verify.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from fa_verify.problem import Problem
+
+__all__ = ["NOWHERE", "Pages", "paged"]
+
+NOWHERE = 0x7FFF_0000
+"""Number of no page: what the table holds past a sequence's last page."""
+
+_UNUSED = 3  # pages of the pool that belong to no sequence
+
+
+class Pages(NamedTuple):
+    """A paged cache.
+
+    Attributes:
+        k_pages: (num_pages, page_size, heads_kv, head_dim), contiguous.
+        v_pages: (num_pages, page_size, heads_kv, head_dim_v), contiguous.
+        block_table: (sequences, pages of the longest + 1) int32: the pages of each sequence.
+        cache_lengths: (sequences,) int32: keys of each sequence.
+        cu_seqlens_q: (sequences + 1,) int32: where each sequence's queries begin among all of them,
+            ``q.transpose(1, 2).flatten(0, 1)``, and where the last ends.
+        max_seqlen_q: Most queries of a sequence.
+    """
+
+    k_pages: Tensor
+    v_pages: Tensor
+    block_table: Tensor
+    cache_lengths: Tensor
+    cu_seqlens_q: Tensor
+    max_seqlen_q: int
+
+
+def paged(
+    problem: Problem, k: Tensor, v: Tensor, *, page_size: int, seed: int = 0, evict: bool = False
+) -> Pages:
+    """Lay k and v out in shuffled pages.
+
+    What a right kernel has no business to read is poison: slots that hold no key and pages of no
+    sequence are NaN, and memory that nobody wrote to the CPU executor, which names the line that
+    reads there; table entries past a sequence's last page are `NOWHERE`, far outside the pool.
+
+    Args:
+        problem: The case's problem.
+        k: (batch, heads_kv, seqlen_k, head_dim), any strides.
+        v: (batch, heads_kv, seqlen_k, head_dim_v), any strides.
+        page_size: Keys a page, at least 1.
+        seed: Chooses the order of the pages.
+        evict: Pages that no query sees a key of are gone, as engines free what a window has left
+            behind: their entries lead to one page of NaN, which may be read and must not matter.
+
+    Raises:
+        InvalidInputError: page_size is less than 1.
+    """
+    if page_size < 1:
+        msg = f"page_size={page_size}: must be at least 1"
+        raise InvalidInputError(msg)
+    whole = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch
+    queries, lengths = np.array(problem.mask.documents or whole).T
+    counts = -(-lengths // page_size)
+    first_page = np.concatenate([[0], np.cumsum(counts)])
+    # For each key of all sequences, one after the other: its sequence's page that holds it.
+    places = np.concatenate([np.arange(length) for length in lengths])
+    pages = np.repeat(first_page[:-1], lengths) + places // page_size
+    kept = np.ones(first_page[-1], dtype=bool)
+    if evict:
+        kept[:] = False
+        kept[pages[np.tile(_seen(problem), problem.batch)]] = True
+    order = np.random.default_rng(seed).permutation(int(kept.sum()) + _UNUSED)
+    numbers = np.full(len(kept), order[-1])
+    numbers[kept] = order[: kept.sum()]
+    table = np.full((len(lengths), int(counts.max(initial=0)) + 1), NOWHERE, dtype=np.int32)
+    for row, first, count in zip(table, first_page, counts, strict=False):
+        row[:count] = numbers[first : first + count]
+
+    there = kept[pages]
+    slots = numbers[pages[there]] * page_size + places[there] % page_size
+    held = np.bincount(slots // page_size, minlength=len(order))  # keys a page, a prefix of it
+    held[order[-1]] = page_size
+    owners = np.full(len(order), -1)
+    owners[numbers[pages[there]]] = np.repeat(np.arange(len(lengths)), lengths)[there]
+    shape = (len(order), page_size)
+    k_pages, v_pages = (
+        _pool(x, torch.from_numpy(there), torch.from_numpy(slots), shape) for x in (k, v)
+    )
+    _tell(problem, {"k": k_pages, "v": v_pages}, held, owners)
+    return Pages(
+        k_pages=k_pages,
+        v_pages=v_pages,
+        block_table=torch.from_numpy(table).to(k.device),
+        cache_lengths=torch.from_numpy(lengths.astype(np.int32)).to(k.device),
+        cu_seqlens_q=torch.from_numpy(np.cumsum([0, *queries], dtype=np.int32)).to(k.device),
+        max_seqlen_q=int(queries.max()),
+    )
+
+
+def _seen(problem: Problem) -> npt.NDArray[np.bool_]:
+    """Which keys some query sees, (seqlen_k,)."""
+    ends = np.zeros(problem.seqlen_k + 1)
+    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
+    np.add.at(ends, lo, 1)
+    np.add.at(ends, hi, -1)
+    return ends.cumsum()[:-1] > 0
+
+
+def _pool(x: Tensor, there: Tensor, slots: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The rows of x that are there, each in its slot, among NaN."""
+    _, heads, _, head_dim = x.shape
+    pool = x.new_full((*shape, heads, head_dim), torch.nan)
+    rows = x.transpose(1, 2).reshape(-1, heads, head_dim)
+    pool.view(-1, heads, head_dim)[slots.to(x.device)] = rows[there.to(x.device)]
+    return pool
+
+
+def _tell(
+    problem: Problem,
+    pools: dict[str, Tensor],
+    held: npt.NDArray[np.int64],
+    owners: npt.NDArray[np.int64],
+) -> None:
+    """Tell the execution under way, if there is one, what is a hole and which head owns what."""
+    run = ttir.running()
+    if run is None:
+        return
+    for name, pool in pools.items():
+        for page, count in enumerate(held):
+            if count < pool.shape[1]:
+                run.declare(pool[page, count:], f"holes of {name}'s pages", written=False)
+        if problem.batch * problem.heads_q > 1:
+            heads = torch.arange(problem.heads_kv)[None, None, :, None]
+            own = torch.from_numpy(owners if problem.batch > 1 else np.minimum(owners, 0))
+            labels = own[:, None, None, None] * problem.heads_kv + heads
+            run.label(pool, name, torch.where(own[:, None, None, None] < 0, -1, labels))

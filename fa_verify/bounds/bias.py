@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from fa_verify.bounds.formats import Format
-    from fa_verify.bounds.probabilistic import Refiner
+    from fa_verify.bounds.probabilistic import Index, Look, Refiner
 
 __all__ = [
     "PARTS",
@@ -32,11 +35,12 @@ class Allowance:
 
     Attributes:
         fixed: Of each row (key, for dk and dv): what may have one sign in every row.
-        variance: Of all the rest, roundings that go alike counted together.
+        variance: ``variance()`` is that of all the rest, roundings that go alike counted together;
+            it costs many times what ``fixed`` costs.
     """
 
     fixed: Tensor
-    variance: float
+    variance: Callable[[], float]
 
 
 def self_normalised(rows: Tensor, fixed: Tensor, factor: float) -> float:
@@ -139,27 +143,54 @@ def allowance(refiner: Refiner, reference: Tensor, out: Format, weights: Tensor)
         weights: Shaped as the tensor.
     """
     weights, reference = (x.reshape(refiner.linear.shape) for x in (weights, reference))
+    fixed = weights.new_zeros(weights.shape[:2])
+    used = (weights != 0).any(-1)
+    for place in refiner.portions(used):
+        part = _portion(refiner, weights[place], used[place], place)
+        fixed[place] = part.fixed
+    return Allowance(fixed, functools.partial(_variance, refiner, reference, out, weights))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Portion:
+    """Some rows of some heads.
+
+    Attributes:
+        look: They in detail.
+        fixed: As in `Allowance`.
+        errors: (heads, rows, terms), what each term's rounding adds to the weighted sum, signed.
+    """
+
+    look: Look
+    fixed: Tensor
+    errors: Tensor
+
+
+def _portion(
+    refiner: Refiner, weights: Tensor, used: Tensor, place: tuple[slice, Index]
+) -> _Portion:
+    look = refiner.looks(*place)
+    errors = look.errors * (weights @ look.weight.mT)
+    small = look.logs < refiner.tiny
+    fixed = (weights.abs() * look.rest).sum(-1) + errors.masked_fill(~small, 0.0).abs().sum(-1)
+    errors.masked_fill_(small | ~used.unsqueeze(-1), 0.0)
+    if look.sign is not None:
+        errors *= look.sign
+    return _Portion(look, torch.where(used, fixed, 0.0), errors)
+
+
+def _variance(refiner: Refiner, reference: Tensor, out: Format, weights: Tensor) -> float:
     last = Phases(weights, round(0.5 / out.unit_roundoff), PARTS, out.emin * math.log(2))
     last.add(reference.abs().log(), weights * out.half_ulp(reference) * reference.sign())
-    fixed = weights.new_zeros(weights.shape[:2])
     casts: list[Phases] = []
     spacings = round(0.5 / refiner.cast.unit)
-    for head, rows in enumerate(weights):
-        for index in refiner.chunks(rows.abs().amax(-1).nonzero().flatten()):
-            if not len(index):
-                continue
-            look, weight = refiner.look(head, index), rows[index]
-            errors = look.errors * (weight @ look.weight.mT)
-            small = look.logs < refiner.tiny
-            fixed[head, index] = (weight.abs() * look.rest).sum(-1)
-            fixed[head, index] += errors.masked_fill(~small, 0.0).abs().sum(-1)
-            errors.masked_fill_(small, 0.0)
-            if look.sign is not None:
-                errors *= look.sign
-            for position, logs in enumerate(refiner.across(look.logs)):
-                if position == len(casts):
-                    casts.append(Phases(weights, spacings, PARTS, refiner.floor))
-                # What p is taken relative to has p = 1, exactly.
-                casts[position].add(logs, errors, logs == 0 if look.sign is None else None)
-    cast = max((x.variance() for x in casts), default=0.0)
-    return Allowance(fixed, last.variance() + cast)
+    used = (weights != 0).any(-1)
+    for place in refiner.portions(used):
+        part = _portion(refiner, weights[place], used[place], place)
+        positive = part.look.sign is None
+        for position, logs in enumerate(refiner.across(part.look.logs)):
+            if position == len(casts):
+                casts.append(Phases(weights, spacings, PARTS, refiner.floor))
+            # What p is taken relative to has p = 1, exactly.
+            casts[position].add(logs, part.errors, logs == 0 if positive else None)
+    return last.variance() + max((x.variance() for x in casts), default=0.0)

@@ -39,22 +39,32 @@ def lse_allowance(model: Model, given: Inputs, weights: Tensor) -> Allowance:
         given: Its operands.
         weights: 1 where a row counts, else 0, shaped as lse.
     """
-    problem = model.problem
     used = weights.reshape(given.q.shape[:3])
-    fixed = torch.zeros_like(used)
     if given.overflows(model):
-        return Allowance(torch.full_like(fixed, math.inf).flatten(0, 1), math.inf)
-    random = _Random.empty(given.q)
-    for tile in tiles(problem, given.q.device):
+        return Allowance(torch.full_like(used, math.inf).flatten(0, 1), lambda: math.inf)
+
+    def variance() -> float:
+        random = _Random.empty(given.q)
+        _fixed(model, given, used, random)
+        return random.variance()
+
+    floor = SLACK * model.logit_floor(given.largest) + 2.0**-22
+    fixed = _fixed(model, given, used, None) + floor * used
+    return Allowance(fixed.flatten(1, 2), variance)
+
+
+def _fixed(model: Model, given: Inputs, used: Tensor, random: _Random | None) -> Tensor:
+    """The fixed part of each row, tile by tile; the rest goes into ``random`` if that is given."""
+    fixed = torch.zeros_like(used)
+    for tile in tiles(model.problem, given.q.device):
         block, part = given.block(tile), used[tile.heads, :, tile.rows].flatten(1, 2)
         counting = (part > 0).any(0).nonzero().flatten()
         own = torch.zeros_like(part)
         if len(counting):
             some = block.take(counting)
             own[:, counting] = _tile(model, some, part[:, counting], random)
-        fixed[tile.heads, :, tile.rows] = grouped(problem, own)
-    floor = SLACK * model.logit_floor(given.largest) + 2.0**-22
-    return Allowance((fixed + floor * used).flatten(1, 2), random.variance())
+        fixed[tile.heads, :, tile.rows] = grouped(model.problem, own)
+    return fixed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,8 +89,8 @@ class _Random:
         return self.logits.variance() + self.steps.variance() + terms
 
 
-def _tile(model: Model, block: Block, used: Tensor, random: _Random) -> Tensor:
-    """The fixed part of a tile's rows; the rest goes into ``random``."""
+def _tile(model: Model, block: Block, used: Tensor, random: _Random | None) -> Tensor:
+    """The fixed part of a tile's rows; the rest goes into ``random`` if that is given."""
     s, _ = block.logits(model.problem.scale, 0.0)
     m = s.amax(-1, keepdim=True)
     m.masked_fill_(m == -torch.inf, 0.0)
@@ -89,18 +99,19 @@ def _tile(model: Model, block: Block, used: Tensor, random: _Random) -> Tensor:
     total = p.sum(-1, keepdim=True).clamp_(min=1.0)
     p /= total
     lse, m = (m + total.log()).squeeze(-1), m.squeeze(-1)
-    one = used.unsqueeze(-1) * U * SLACK
-    # A dot of k products to nearest: k roundings of partial sums that are at most |q||k|^T.
-    raw = torch.bmm(block.q.abs(), block.k.abs().mT).mul_(model.scale)
-    dot = math.sqrt(model.problem.head_dim) * model.arithmetic.dot_ulps
-    size = s.abs()
-    random.logits.add(size.log(), p * (dot * raw + 4 * size.clamp(max=LARGEST)) * one)
     steps = 3 * (lse.abs() + m.abs())
-    random.steps.add(lse.abs().log(), steps * used * (U * SLACK))
-    ways = itertools.zip_longest(random.terms, blockings(x.flatten(0, 1), model.arithmetic.block_n))
-    whole = (x, (p > 0) * one * (1 + 2 / 16))  # a block's sum is added too
-    for phases, logs in ways:
-        phases.add(whole[0] if logs is None else logs.view_as(x), whole[1])
+    if random is not None:
+        one = used.unsqueeze(-1) * U * SLACK
+        # A dot of k products to nearest: k roundings of partial sums that are at most |q||k|^T.
+        raw = torch.bmm(block.q.abs(), block.k.abs().mT).mul_(model.scale)
+        dot = math.sqrt(model.problem.head_dim) * model.arithmetic.dot_ulps
+        size = s.abs()
+        random.logits.add(size.log(), p * (dot * raw + 4 * size.clamp(max=LARGEST)) * one)
+        random.steps.add(lse.abs().log(), steps * used * (U * SLACK))
+        terms = (p > 0) * one * (1 + 2 / 16)  # a block's sum is added too
+        ways = itertools.chain(blockings(x, model.arithmetic.block_n), itertools.repeat(x))
+        for phases, logs in zip(random.terms, ways, strict=False):
+            phases.add(logs, terms)
     far = (p * x.clamp(min=-1e30)).sum(-1).abs()  # how far below the maximum P is, on average
     ulps = model.arithmetic.exp2_ulps
     fixed = 3 * far + ulps + (ulps + 1) * _changes(x) + steps + 2 * (lse - m)

@@ -39,6 +39,9 @@ __all__ = [
 Index = Any  # of some rows or keys: a slice, or a Tensor of integers
 
 _CHUNK = 1 << 20  # elements of P that one look may hold
+# Elements of P up to which all rows are looked at together, not only those in question: on a card
+# it is the number of operations that costs.
+_TOGETHER = {"cpu": 1 << 14, "cuda": _CHUNK}
 _MOST_COUNTED = 256  # rows or keys a head whose multiplicity is counted; the rest fall back on det
 _MOST_ROUNDED = 8  # of these, whose values are rounded under other scales; likewise if it matters
 _SCALES = 33
@@ -157,10 +160,10 @@ class Look:
             None if self.off is None else self.off[0],
         )
 
-    def bound(self, factor: float, tiny: float, rows: Tensor, count: Tensor | None) -> Tensor:
+    def bound(self, factor: float, tiny: float, rows: Index, count: Tensor | None) -> Tensor:
         """Rest + factor sqrt(sum count errors^2 weight^2), the tiny in full; (B30), (B33).
 
-        Of one head, as is `added`.
+        Rows are those of one head, in `added` too; of several heads `slice(None)` is all.
         """
         errors = self.errors[rows]
         small = self.logs[rows] < tiny
@@ -235,6 +238,17 @@ class Refiner:
         """Rows in portions that a look can hold."""
         return torch.split(index, max(1, _CHUNK // self.terms))
 
+    def portions(self, asked: Tensor) -> Iterator[tuple[slice, Index]]:
+        """Places that looks can hold, which have all rows that are asked for, (heads, rows)."""
+        heads, rows, _ = self.linear.shape
+        if heads * rows * self.terms <= _CHUNK:
+            yield slice(0, heads), slice(0, rows)
+            return
+        for head in range(heads):
+            for index in self.chunks(asked[head].nonzero().flatten()):
+                if len(index):
+                    yield slice(head, head + 1), index
+
     def least(self, elements: int) -> float:
         """The least part of det that the bound can be, anywhere in a tensor of as many elements."""
         return lambda_factor(elements, self.d) / math.sqrt(max(1, self.terms))
@@ -262,6 +276,12 @@ class Refiner:
         asked = (open_question & flat_det.isfinite()).any(-1)
         if not bool(asked.any()):
             return det
+        if det.numel() // self.linear.shape[-1] * self.terms <= _TOGETHER.get(det.device.type, 0):
+            look, every = self.looks(slice(None), slice(None)), slice(None)
+            bound = torch.minimum(look.bound(factor, self.tiny, every, None), self.linear)
+            over = (flat_error - rounding > bound).any(-1) & asked
+            if not bool(over.any()):
+                return torch.where(asked.unsqueeze(-1), bound + rounding, flat_det).view_as(det)
         result = flat_det.clone()
         for head in asked.any(-1).nonzero().flatten().tolist():
             left = _MOST_COUNTED

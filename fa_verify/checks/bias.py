@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.bounds import self_normalised
+from fa_verify.bounds import FORMATS, self_normalised
 from fa_verify.checks.comparison import Comparison, comparisons
 from fa_verify.checks.nearest import nearest
 from fa_verify.trial import RUN_CASES, RUN_RISK, TENSOR_RISK
 from fa_verify.verdict import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -54,12 +54,12 @@ def check(trial: Trial) -> Iterator[Failure]:
     if not trial.independent:
         return
     parts = [
-        part
+        _Weighed(part)
         for part in comparisons(trial).values()
         if part.bounded.bias is not None and not part.most_prob > 1 and not part.any_broken
     ]
-    for part in _suspects(parts):
-        found = lean(part)
+    for suspect in _suspects(parts):
+        found, part = _lean(suspect), suspect.part
         if found is None:
             continue
         what = "on average" if part.name == "lse" else "as a whole"
@@ -82,59 +82,72 @@ def check(trial: Trial) -> Iterator[Failure]:
         )
 
 
-def _suspects(parts: list[Comparison]) -> list[Comparison]:
-    """The tensors whose errors are off by more than chance: cheap, and nearly always none."""
-    if not parts:
-        return []
-    beyond = [torch.stack([_beyond_chance(rows) for rows in _sums(part).rows]) for part in parts]
-    read = torch.stack(beyond).tolist()  # one transfer from the device
-    return [part for part, both in zip(parts, read, strict=True) if all(x > 0 for x in both)]
+def _suspects(parts: Sequence[_Weighed]) -> Sequence[_Weighed]:
+    """The tensors whose errors are off by more than chance, in both kinds of error: rarely any."""
+    for errors in (_Weighed.signed, _Weighed.moved):
+        if parts:
+            facts = [x for part in parts for x in _facts(errors(part))]
+            read = torch.stack(facts).view(-1, 2).tolist()  # one transfer from the device
+            parts = [part for part, own in zip(parts, read, strict=True) if _beyond_chance(*own)]
+    return parts
 
 
-def _beyond_chance(rows: Tensor) -> Tensor:
+def _facts(rows: Tensor) -> tuple[Tensor, Tensor]:
+    return rows.sum(), rows.norm()
+
+
+def _beyond_chance(total: float, norm: float) -> bool:
     """`self_normalised` where nothing is fixed."""
-    return rows.sum().abs().sub(rows.norm().clamp(min=1e-300), alpha=_FACTOR)
+    return abs(total) - _FACTOR * max(norm, 1e-300) > 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Sums:
+class _Weighed:
     """Of a tensor: what errors are multiplied by, where they count, and their sums by rows.
 
     Two kinds of errors: of what was got, and by how far it is from the nearest right number.
     """
 
-    weights: Tensor
-    counted: Tensor
-    rows: tuple[Tensor, Tensor]
+    def __init__(self, part: Comparison) -> None:
+        """Weigh it; (B40)."""
+        self.part = part
+        self.weights, self.counted = _weights(part)
 
+    def signed(self) -> Tensor:
+        """Sums of what was got less the reference."""
+        return _rows(self.weights * self.part.difference)
 
-def _sums(part: Comparison) -> _Sums:
-    nearest = part.reference.to(getattr(torch, part.dtype)).double()
-    weights, counted = _weights(part, nearest)
-    signed = torch.where(counted, part.got - part.reference, 0.0)
-    moved = torch.where(counted, part.got - nearest, 0.0)
-    return _Sums(weights, counted, (_rows(weights * signed), _rows(weights * moved)))
+    def moved(self) -> Tensor:
+        """Sums of what was got less the nearest right number."""
+        nearest = self.part.reference.to(getattr(torch, self.part.dtype)).double()
+        return _rows(self.weights * torch.where(self.counted, self.part.got - nearest, 0.0))
 
 
 def lean(part: Comparison) -> Lean | None:
     """By what a tensor is off as a whole, if by more than a right kernel may be; (B40)."""
-    if part.bounded.bias is None or not _suspects([part]):
+    if part.bounded.bias is None:
         return None
-    sums = _sums(part)
-    weights, rows = sums.weights, sums.rows
+    return next((_lean(suspect) for suspect in _suspects([_Weighed(part)])), None)
+
+
+def _lean(suspect: _Weighed) -> Lean | None:
+    part, weights, rows = suspect.part, suspect.weights, (suspect.signed(), suspect.moved())
+    assert part.bounded.bias is not None  # noqa: S101 -- else it is no suspect
     allowed = part.bounded.bias(weights)
     error, jump = (float(x.sum()) for x in rows)
     fixed = allowed.fixed.flatten()
-    alike = float(fixed.sum()) + _FACTOR * math.sqrt(allowed.variance)
-    excess = min(*(self_normalised(x, fixed, _FACTOR) for x in rows), abs(error) - alike)
+    excess = min(self_normalised(x, fixed, _FACTOR) for x in rows)
     if not excess > 0 or (error > 0) != (jump > 0):
         return None
+    alike = float(fixed.sum()) + _FACTOR * math.sqrt(allowed.variance())
+    excess = min(excess, abs(error) - alike)
+    if not excess > 0:
+        return None
     of = weights if part.name == "lse" else weights * part.reference
-    one = float(of[sums.counted].sum())
+    one = float(of[suspect.counted].sum())
     return Lean(error / one, (min(abs(error), abs(jump)) - excess) / one, int((rows[0] != 0).sum()))
 
 
-def _weights(part: Comparison, nearest: Tensor) -> tuple[Tensor, Tensor]:
+def _weights(part: Comparison) -> tuple[Tensor, Tensor]:
     """What errors are multiplied by, and where they count; (B40).
 
     lse: all alike. Else r / (r^2 + the row's mean r^2), for which every row counts the same. Of
@@ -143,12 +156,15 @@ def _weights(part: Comparison, nearest: Tensor) -> tuple[Tensor, Tensor]:
     if part.name == "lse":
         counted = _some(part, part.judged)
         return counted.double(), counted
-    normal = part.reference.abs() >= torch.finfo(getattr(torch, part.dtype)).tiny
-    counted = _some(part, part.judged & normal & nearest.isfinite())
-    size = torch.where(counted, part.reference, 0.0)
-    square = size.square()
+    size = part.reference.abs()
+    counted = size >= torch.finfo(getattr(torch, part.dtype)).tiny
+    if not part.plain:
+        counted &= part.judged & (size < FORMATS[part.dtype].overflow)
+    counted = _some(part, counted)
+    value = torch.where(counted, part.reference, 0.0)
+    square = value.square()
     below = square + square.mean(-1, keepdim=True)
-    return torch.where(counted, size / below, 0.0).nan_to_num(posinf=0.0, neginf=0.0), counted
+    return (value / below).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0), counted
 
 
 def _some(part: Comparison, counted: Tensor) -> Tensor:

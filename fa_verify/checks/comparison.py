@@ -134,6 +134,11 @@ class Comparison:
         """Nothing is infinite or NaN, nor may be: where a number is due it can be judged."""
         return self.extent.least >= 0
 
+    @property
+    def plain(self) -> bool:
+        """Every element is a number and is judged."""
+        return self.all_due and self._ordinary
+
     def _nowhere(self) -> torch.Tensor:
         return torch.zeros((), dtype=torch.bool, device=self.got.device).expand(self.got.shape)
 
@@ -162,7 +167,7 @@ class Comparison:
     @functools.cached_property
     def judges_all(self) -> bool:
         """Whether `judged` is True everywhere."""
-        return (self.all_due and self._ordinary) or bool(self.judged.all())
+        return self.plain or bool(self.judged.all())
 
     @functools.cached_property
     def infinity_allowed(self) -> torch.Tensor:

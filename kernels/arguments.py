@@ -13,15 +13,15 @@ _BYTES_A_VECTOR = 16
 _SMALLEST_DOT = 16  # tl.dot takes no smaller extent
 
 
-def split_columns(head_dim):
+def split_columns(head_dim, smallest=_SMALLEST_DOT):
     """How a head_dim is tiled: (BLOCK, TAIL, PADDED), powers of two with BLOCK + TAIL >= head_dim.
 
     >>> split_columns(80), split_columns(96), split_columns(128), split_columns(5)
     ((64, 16, False), (64, 32, False), (128, 0, False), (16, 0, True))
     """
-    whole = max(triton.next_power_of_2(head_dim), _SMALLEST_DOT)
-    block = max(whole // 2, _SMALLEST_DOT)
-    tail = max(triton.next_power_of_2(max(head_dim - block, 0)), _SMALLEST_DOT)
+    whole = max(triton.next_power_of_2(head_dim), smallest)
+    block = max(whole // 2, smallest)
+    tail = max(triton.next_power_of_2(max(head_dim - block, 0)), smallest)
     if block + tail >= whole:
         return whole, 0, whole > head_dim
     return block, tail, block + tail > head_dim

@@ -59,10 +59,12 @@ def autotuned(kernel, table, reset_to_zero=()):
         reset_to_zero: Arguments that the kernel accumulates into; zeroed before each timed run.
     """
 
+    key = [name for name in _KEY if name in kernel.arg_names]
+
     @functools.cache
     def tuned(element_size, columns):
         configs = table[element_size, columns]
-        return triton.autotune(configs, key=_KEY, reset_to_zero=reset_to_zero or None)(kernel)
+        return triton.autotune(configs, key=key, reset_to_zero=reset_to_zero or None)(kernel)
 
     def choose(arguments, element_size):
         widest = max(

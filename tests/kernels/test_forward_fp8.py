@@ -1,0 +1,71 @@
+"""The forward pass in fp8, against the formula in float64 of the rounded inputs."""
+
+import math
+
+import pytest
+import torch
+
+from fa_verify import Mask, Problem, ttir
+
+# Hopper's sums of fp8 products keep 13 bits: of a sum of up to 96 of one sign, 2^-13 a product in
+# the worst case, and a quarter of its 3 steps of 32 in the mean.
+SUM = 2.0**-11
+# P is rounded to bfloat16, and so is o: 2^-9 of the largest value each.
+ROUNDING = 2.0**-8
+
+
+def quantised(shape, blocks, generator):
+    """Rows of very unlike sizes as e4m3, and the scale of each block of them (batch, heads, n)."""
+    batch, heads, seqlen, _ = shape
+    x = torch.randn(shape, generator=generator)
+    x *= 2.0 ** torch.randint(-6, 3, (batch, heads, seqlen, 1), generator=generator)
+    rows = 1 << max(0, math.ceil(math.log2(max(1, -(-seqlen // blocks[2])))))
+    most = x.abs().amax(-1)
+    padded = torch.nn.functional.pad(most, (0, blocks[2] * rows - seqlen))
+    by_block = padded.reshape(batch, heads, blocks[2], rows).amax(-1)
+    for axis in (0, 1):
+        if blocks[axis] == 1:
+            by_block = by_block.amax(axis, keepdim=True)
+    scale = by_block.clamp_min(1e-20) / 448.0
+    whole = scale.repeat_interleave(rows, 2)[..., :seqlen, None]
+    small = (x / whole).to(torch.float8_e4m3fn)
+    return small, scale, small.double() * whole
+
+
+@pytest.mark.parametrize("scales", ["tensor", "head", "block"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"head_dim": 64, "head_dim_v": 64, "mask": Mask(causal=True)},
+        {"head_dim": 80, "head_dim_v": 48, "dtype": "float16", "softcap": 5.0},
+        {"head_dim": 5, "head_dim_v": 7, "mask": Mask(window_left=20, window_right=4)},
+        {"head_dim": 96, "head_dim_v": 96, "seqlen_q": 150, "mask": Mask(causal=True)},
+    ],
+    ids=["causal", "softcap", "window", "rows without keys"],
+)
+def test_matches_the_formula(kernels, scales, fields):
+    p = Problem(**{"batch": 2, "heads_q": 4, "heads_kv": 2, "seqlen_q": 70, "seqlen_k": 90,
+                   "dtype": "bfloat16", "softmax_scale": 0.05, **fields})  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    inputs, scaled, exact = {}, {}, {}
+    for name, shape in (("q", p.shape_q), ("k", p.shape_k), ("v", p.shape_v)):
+        blocks = {"tensor": (1, 1, 1), "head": (p.batch, shape[1], 1),
+                  "block": (p.batch, shape[1], -(-shape[2] // 32))}[scales]  # fmt: skip
+        inputs[name], scaled[f"{name}_scale"], exact[name] = quantised(shape, blocks, generator)
+    inputs["k"] = inputs["k"].transpose(1, 2).contiguous().transpose(1, 2)
+    with ttir.execute() as run:
+        got = kernels("forward_fp8").attention_forward_fp8(p, **inputs, **scaled)
+    assert run.incidents == []
+    k, v = (exact[name].repeat_interleave(p.group, 1) for name in ("k", "v"))
+    logits = p.scale * exact["q"] @ k.mT
+    if p.softcap:
+        logits = p.softcap * torch.tanh(logits / p.softcap)
+    hidden = torch.from_numpy(~p.mask.allowed(p.seqlen_q, p.seqlen_k))
+    logits = logits.masked_fill(hidden, -math.inf)
+    lse = torch.logsumexp(logits, -1)
+    o = torch.softmax(logits, -1).nan_to_num(0.0) @ v
+    assert got.o.dtype == getattr(torch, p.dtype)
+    assert torch.equal(got.lse == -math.inf, lse == -math.inf)
+    logit = SUM * p.scale * (exact["q"].abs() @ k.mT.abs()).max()
+    assert (got.lse - lse).nan_to_num(0.0).abs().max() < logit
+    assert (got.o - o).abs().max() < (2 * logit + ROUNDING) * v.abs().max()

@@ -58,7 +58,6 @@ def autotuned(kernel, table, reset_to_zero=()):
         table: FORWARD, DKDV or DQ.
         reset_to_zero: Arguments that the kernel accumulates into; zeroed before each timed run.
     """
-
     key = [name for name in _KEY if name in kernel.arg_names]
 
     @functools.cache

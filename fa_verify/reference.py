@@ -13,7 +13,7 @@ import torch
 
 from fa_verify import sight
 from fa_verify.sight import Tile
-from fa_verify.terms import NO_TERMS, Terms, summed
+from fa_verify.terms import NO_TERMS, Place, Terms, summed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +106,7 @@ def tiles(problem: Problem, device: torch.device) -> Iterator[Tile]:
 
 
 def _logits(
-    problem: Problem, q: Tensor, k: Tensor, tile: Tile, terms: Terms
+    problem: Problem, q: Tensor, k: Tensor, tile: Tile, beside: tuple[Terms, Place]
 ) -> tuple[Tensor, Tensor | None]:
     """Masked logits of a tile, (heads, group * rows, keys), and d logits / d (scaled q k^T)."""
     s = torch.bmm(q, k.mT).mul_(problem.scale)
@@ -115,7 +115,8 @@ def _logits(
         t = s.div_(problem.softcap).tanh_()
         slope = 1.0 - t * t
         s = t.mul_(problem.softcap)
-    for addend in (terms.biases(problem, tile), terms.distances(problem, tile)):
+    terms, place = beside
+    for addend in (terms.biases(problem, place), terms.distances(problem, place)):
         s = s if addend is None else s.add_(addend)
     if tile.hidden is not None:
         s.masked_fill_(tile.hidden.repeat(problem.group, 1), -torch.inf)
@@ -162,10 +163,13 @@ def forward(
     o = q4.new_zeros(*q4.shape[:3], problem.head_dim_v)
     lse = _blind_lse(problem, q4, terms)
     for tile in tiles(problem, q.device):
+        place = Place.of(problem, tile, q.device)
         kt, vt = k4[tile.heads, 0, tile.keys], v4[tile.heads, 0, tile.keys]
-        s, _ = _logits(problem, q4[tile.heads, :, tile.rows].flatten(1, 2), kt, tile, terms)
-        p, row_lse = _softmax(s, terms.sink(problem, tile))
-        weights = terms.weights(problem, tile)
+        s, _ = _logits(
+            problem, q4[tile.heads, :, tile.rows].flatten(1, 2), kt, tile, (terms, place)
+        )
+        p, row_lse = _softmax(s, terms.sink(problem, place))
+        weights = terms.weights(problem, place)
         p = p if weights is None else p.mul_(weights)
         o[tile.heads, :, tile.rows] = grouped(problem, torch.bmm(p, vt))
         lse[tile.heads, :, tile.rows] = grouped(problem, row_lse)
@@ -196,16 +200,17 @@ def backward(  # noqa: PLR0917 -- the operands of attention, in their usual orde
         heads, rows, keys = tile.heads, tile.rows, tile.keys
         qt, dot = (x[heads, :, rows].flatten(1, 2) for x in (q4, do4))
         kt, vt = k4[heads, 0, keys], v4[heads, 0, keys]
-        s, slope = _logits(problem, qt, kt, tile, terms)
-        p, lse = _softmax(s, terms.sink(problem, tile))
+        place = Place.of(problem, tile, q.device)
+        s, slope = _logits(problem, qt, kt, tile, (terms, place))
+        p, lse = _softmax(s, terms.sink(problem, place))
         row_lse[heads, :, rows] = grouped(problem, lse)
-        weights = terms.weights(problem, tile)
+        weights = terms.weights(problem, place)
         dv[heads, 0, keys] += torch.bmm((p if weights is None else p * weights).mT, dot)
         ds = torch.bmm(dot, vt.mT)
         ds = ds if weights is None else ds.mul_(weights)
         delta = (ds * p).sum(-1, keepdim=True)
         row_delta[heads, :, rows] = grouped(problem, delta.squeeze(-1))
-        dlse = terms.row_gradient(problem, tile)
+        dlse = terms.row_gradient(problem, place)
         ds.sub_(delta if dlse is None else delta - dlse.unsqueeze(-1)).mul_(p)
         if dbias is not None:
             summed(problem, dbias, ds, tile)

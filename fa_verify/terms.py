@@ -1,6 +1,7 @@
-"""`Terms`: what attention has beside q, k and v, as a tile of the logits sees it.
+"""`Terms`: what attention has beside q, k and v, as some of the logits see it.
 
-A tile's tensors are by key/value head, (heads, group * rows, keys) or (heads, group * rows).
+`Place` says which of the logits: a tile, or some rows and keys of one head. Tensors of a place are
+(heads, rows, keys) or (heads, rows), float64, by key/value head as everywhere in the reference.
 """
 
 from __future__ import annotations
@@ -18,7 +19,79 @@ if TYPE_CHECKING:
     from fa_verify.problem import Problem
     from fa_verify.sight import Tile
 
-__all__ = ["NO_TERMS", "Terms", "summed"]
+__all__ = ["NO_TERMS", "Place", "Terms", "summed"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Some of the logits.
+
+    Attributes:
+        batch: Sequence of each head, (heads, 1).
+        head: Its key head, (heads, 1).
+        member: Of each row, which of the group's query heads it is of, (rows,).
+        row: Its query, (rows,).
+        keys: Which keys.
+    """
+
+    batch: Tensor
+    head: Tensor
+    member: Tensor
+    row: Tensor
+    keys: slice | Tensor
+
+    @classmethod
+    def of(cls, problem: Problem, tile: Tile, device: torch.device) -> Place:
+        """A tile, the group's rows one query head after the other."""
+        heads = torch.arange(tile.heads.start, tile.heads.stop, device=device)
+        rows = torch.arange(tile.rows.start, tile.rows.stop, device=device)
+        member = torch.arange(problem.group, device=device)
+        return cls(
+            *_heads(problem, heads),
+            member.repeat_interleave(len(rows)),
+            rows.repeat(problem.group),
+            tile.keys,
+        )
+
+    @classmethod
+    def some(
+        cls,
+        problem: Problem,
+        heads: slice,
+        rows: Tensor | slice,
+        keys: Tensor | slice,
+        device: torch.device,
+    ) -> Place:
+        """Some rows, of all query heads of the group, and keys of some heads.
+
+        Args:
+            problem: The problem.
+            heads: Which of the batch x heads_kv key/value heads.
+            rows: Which of the group * seqlen_q rows.
+            keys: Which keys.
+            device: Where it is judged.
+        """
+        every = torch.arange(problem.group * problem.seqlen_q, device=device)[rows]
+        numbers = torch.arange(problem.batch * problem.heads_kv, device=device)[heads]
+        length = max(1, problem.seqlen_q)
+        return cls(*_heads(problem, numbers), every // length, every % length, keys)
+
+    def part(self, problem: Problem, x: Tensor) -> Tensor:
+        """The part of what is shaped as a bias: (heads, rows, keys), or 1 key for any."""
+        heads = (problem.heads_kv, problem.group) if x.shape[1] > 1 else (1, 1)
+        x = x.view(x.shape[0], *heads, *x.shape[2:])
+        x = x[..., self.keys] if x.shape[-1] > 1 else x
+        axes = (self.batch, self.head, self.member, self.row)
+        return x[tuple(i if n > 1 else i * 0 for i, n in zip(axes, x.shape, strict=False))]
+
+    def by_head(self, problem: Problem, x: Tensor) -> Tensor:
+        """Numbers of query heads, for each row, (heads, rows)."""
+        return x.double().view(problem.heads_kv, problem.group)[self.head, self.member]
+
+
+def _heads(problem: Problem, number: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequence and key head of some heads."""
+    return (number // problem.heads_kv)[:, None], (number % problem.heads_kv)[:, None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,79 +112,38 @@ class Terms:
     dlse: Tensor | None = None
     keep: Tensor | None = None
 
-    @property
-    def addends(self) -> bool:
-        """Whether anything is added to the logits."""
-        return self.bias is not None or self.slopes is not None
+    def biases(self, problem: Problem, place: Place) -> Tensor | None:
+        """What the bias adds to logits."""
+        return None if self.bias is None else place.part(problem, self.bias).double()
 
-    def biases(self, problem: Problem, tile: Tile) -> Tensor | None:
-        """The bias of a tile's logits, float64."""
-        if self.bias is None:
-            return None
-        part = _of_tile(problem, self.bias, tile).double()
-        return _spread(problem, part, tile)
-
-    def distances(self, problem: Problem, tile: Tile) -> Tensor | None:
-        """What ALiBi adds to a tile's logits, float64: -slope |diagonal - key|."""
+    def distances(self, problem: Problem, place: Place) -> Tensor | None:
+        """What ALiBi adds to logits: -slope |diagonal - key|."""
         if self.slopes is None:
             return None
-        keys = torch.arange(tile.keys.start, tile.keys.stop, device=self.slopes.device)
-        diagonal = sight.diagonals(problem, self.slopes.device)[tile.rows]
-        distance = (diagonal[:, None] - keys).abs_().double()
-        return (_by_head(problem, self.slopes, tile)[..., None, None] * -distance).flatten(1, 2)
+        keys = torch.arange(problem.seqlen_k, device=self.slopes.device)[place.keys]
+        diagonal = sight.diagonals(problem, self.slopes.device)[place.row]
+        distance = (diagonal[:, None] - keys).abs_().neg_().double()
+        return place.by_head(problem, self.slopes)[..., None] * distance
 
-    def sink(self, problem: Problem, tile: Tile) -> Tensor | None:
-        """The sink of each row of a tile, float64, (heads, group * rows)."""
-        if self.sinks is None:
-            return None
-        rows = tile.rows.stop - tile.rows.start
-        return _by_head(problem, self.sinks, tile).repeat_interleave(rows, 1)
+    def sink(self, problem: Problem, place: Place) -> Tensor | None:
+        """The sink of each row."""
+        return None if self.sinks is None else place.by_head(problem, self.sinks)
 
-    def row_gradient(self, problem: Problem, tile: Tile) -> Tensor | None:
-        """The gradient of each row's lse, float64, (heads, group * rows)."""
+    def row_gradient(self, problem: Problem, place: Place) -> Tensor | None:
+        """The gradient of each row's lse."""
         if self.dlse is None:
             return None
-        by_head = self.dlse.double().reshape(-1, problem.group, problem.seqlen_q)
-        return by_head[tile.heads, :, tile.rows].flatten(1, 2)
+        every = dataclasses.replace(place, keys=slice(None))
+        return every.part(problem, self.dlse.unsqueeze(-1)).squeeze(-1).double()
 
-    def weights(self, problem: Problem, tile: Tile) -> Tensor | None:
-        """What dropout multiplies a tile of P by, float64: 0 or 1 / (1 - dropout)."""
+    def weights(self, problem: Problem, place: Place) -> Tensor | None:
+        """What dropout multiplies P by: 0 or 1 / (1 - dropout)."""
         if self.keep is None:
             return None
-        kept = _of_tile(problem, self.keep, tile).double()
-        return kept.flatten(1, 2).div_(1.0 - problem.dropout)
+        return place.part(problem, self.keep).double().div_(1.0 - problem.dropout)
 
 
 NO_TERMS = Terms()
-
-
-def _of_tile(problem: Problem, x: Tensor, tile: Tile) -> Tensor:
-    """A tile's part of what is shaped as a bias, (heads, group, rows, keys) or 1 of any."""
-    batch, head = _numbers(problem, tile, x.device)
-    heads = (problem.heads_kv, problem.group) if x.shape[1] > 1 else (1, 1)
-    x = x.view(x.shape[0], *heads, *x.shape[2:])
-    if x.shape[3] > 1:
-        x = x[:, :, :, tile.rows]
-    if x.shape[4] > 1:
-        x = x[..., tile.keys]
-    return x[batch if x.shape[0] > 1 else batch * 0, head if x.shape[1] > 1 else head * 0]
-
-
-def _spread(problem: Problem, part: Tensor, tile: Tile) -> Tensor:
-    rows, keys = (s.stop - s.start for s in (tile.rows, tile.keys))
-    return part.expand(part.shape[0], problem.group, rows, keys).flatten(1, 2)
-
-
-def _by_head(problem: Problem, x: Tensor, tile: Tile) -> Tensor:
-    """Numbers of query heads, (heads, group), float64."""
-    _, head = _numbers(problem, tile, x.device)
-    return x.double().reshape(problem.heads_kv, problem.group)[head]
-
-
-def _numbers(problem: Problem, tile: Tile, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sequence and key head of each of a tile's heads."""
-    number = torch.arange(tile.heads.start, tile.heads.stop, device=device)
-    return number // problem.heads_kv, number % problem.heads_kv
 
 
 def summed(problem: Problem, total: Tensor, part: Tensor, tile: Tile) -> None:
@@ -119,19 +151,20 @@ def summed(problem: Problem, total: Tensor, part: Tensor, tile: Tile) -> None:
 
     Args:
         problem: The problem.
-        total: Is added to.
+        total: Is added to, contiguous.
         part: (heads, group * rows, keys).
         tile: Where it is.
     """
-    batch, head = _numbers(problem, tile, total.device)
+    heads = torch.arange(tile.heads.start, tile.heads.stop, device=total.device)
+    batch, head = _heads(problem, heads)
     rows, keys = (s.stop - s.start for s in (tile.rows, tile.keys))
     part = part.reshape(-1, problem.group, rows, keys)
     for axis, dim in (("h", 1), ("q", 2), ("k", 3)):
         part = part if axis in problem.bias else part.sum(dim, keepdim=True)
     own = "h" in problem.bias
-    heads = (problem.heads_kv, problem.group) if own else (1, 1)
-    of = total.view(total.shape[0], *heads, *total.shape[2:])
+    of = total.view(total.shape[0], *(problem.heads_kv, problem.group) if own else (1, 1),
+                    *total.shape[2:])  # fmt: skip
     of = of[:, :, :, tile.rows if "q" in problem.bias else slice(None)]
     of = of[..., tile.keys if "k" in problem.bias else slice(None)]
     at = (batch if "b" in problem.bias else batch * 0, head if own else head * 0)
-    of.index_put_(at, part.to(total), accumulate=True)
+    of.index_put_(tuple(i[:, 0] for i in at), part.to(total), accumulate=True)

@@ -121,8 +121,16 @@ class Trial:
         heads = slice(kv_heads.start * p.group, kv_heads.stop * p.group)
 
         def cut(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
-            key_like = name in ("k", "v", "dk", "dv")
-            return None if tensor is None else tensor[batch, kv_heads if key_like else heads]
+            if tensor is None or name in ("alibi_slopes", "sinks"):
+                return None if tensor is None else tensor[heads]
+            own = kv_heads if name in ("k", "v", "dk", "dv") else heads
+            if name == "bias":  # one of either may be everybody's
+                everybody = [size == 1 for size in tensor.shape[:2]]
+                return tensor[tuple(
+                    slice(None) if one else part
+                    for one, part in zip(everybody, (batch, own), strict=True)
+                )]  # fmt: skip
+            return tensor[batch, own]
 
         size = batch.stop - batch.start
         problem = dataclasses.replace(p, batch=size, heads_q=kv * p.group, heads_kv=kv)
@@ -132,7 +140,14 @@ class Trial:
         unwritten = {name: cut(name, mask) for name, mask in ran.unwritten.items()}
         known = {
             "device": self.device,
-            "pristine": Inputs(**{name: cut(name, tensor) for name, tensor in x.named()}),  # type: ignore[arg-type]
+            "pristine": x.having({name: cut(name, tensor) for name, tensor in x.named()}),  # type: ignore[misc]
+            "terms": Terms(
+                bias=cut("bias", self.terms.bias),
+                slopes=cut("alibi_slopes", self.terms.slopes),
+                sinks=cut("sinks", self.terms.sinks),
+                dlse=cut("dlse", self.terms.dlse),
+                keep=cut("keep", self.terms.keep),
+            ),
             "execution": dataclasses.replace(
                 ran,
                 outputs=o and Outputs(cut("o", o.o), cut("lse", o.lse), o.saved),  # type: ignore[arg-type]
@@ -172,12 +187,9 @@ class Trial:
     @functools.cached_property
     def forward_bounds(self) -> tuple[Bounded, Bounded]:
         """Exact o and lse, and how far off a right kernel may be."""
-        if self.case.problem.terms:
-            msg = f"{', '.join(self.case.problem.terms)}: no bounds yet"
-            raise NotImplementedError(msg)
-        x = self.pristine
+        x, arithmetic = self.pristine, self.kernel.arithmetic
         return bounds.bound_forward(
-            self.case.problem, self.kernel.arithmetic, x.q, x.k, x.v, d=TENSOR_RISK
+            self.case.problem, arithmetic, x.q, x.k, x.v, terms=self.terms, d=TENSOR_RISK
         )
 
     @functools.cached_property
@@ -197,20 +209,28 @@ class Trial:
             x.k,
             x.v,
             x.do,
+            terms=self.terms,
             o=outputs.o,
             lse=outputs.lse,
             dq=self.backward_bounds[0],
         )
 
     @functools.cached_property
-    def backward_bounds(self) -> tuple[Bounded, Bounded, Bounded]:
+    def backward_bounds(self) -> tuple[Bounded, ...]:
         """The gradients, conditional on the observed o and lse where the kernel exposes both."""
+        outputs = self.execution.outputs
+        if outputs is None or outputs.lse is None:
+            return self.unconditional_bounds
+        return self._gradients(o=outputs.o, lse=outputs.lse)
+
+    @functools.cached_property
+    def unconditional_bounds(self) -> tuple[Bounded, ...]:
+        """The gradients, whatever o and lse came out."""
+        return self._gradients()
+
+    def _gradients(self, **observed: torch.Tensor) -> tuple[Bounded, ...]:
         x = self.pristine
         assert x.do is not None  # noqa: S101 - materialise gives one for a backward case
-        outputs = self.execution.outputs
-        observed = {}
-        if outputs is not None and outputs.lse is not None:
-            observed = {"o": outputs.o, "lse": outputs.lse}
         return bounds.bound_backward(
             self.case.problem,
             self.kernel.arithmetic,
@@ -218,6 +238,8 @@ class Trial:
             x.k,
             x.v,
             x.do,
-            **observed,
+            terms=self.terms,
+            o=observed.get("o"),
+            lse=observed.get("lse"),
             d=TENSOR_RISK,
         )

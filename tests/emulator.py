@@ -1,7 +1,7 @@
 """A right FlashAttention kernel in slow motion: every rounding point explicit, block by block.
 
 Plain float32 torch; tests drive it over its rounding choices and compare with the bounds. `bugs`
-turns on known defects. It shares nothing with fa_verify but the problem and the mask.
+turns on known defects. It shares nothing with fa_verify but the problem, the mask and the terms.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fa_verify.terms import NO_TERMS
+
 if TYPE_CHECKING:
     from fa_verify.problem import Problem
+    from fa_verify.terms import Terms
 
 __all__ = ["BUGS", "FAMILIES", "Emulator", "values"]
 
@@ -25,6 +28,10 @@ BUGS = frozenset({
     "dq without scale", "no scale", "acc in fp16", "mask off by one", "l in fp16", "lse in base 2",
     "dk without scale", "P in bf16", "acc rounded each block", "0.1% too much",
     "log2e of five digits",
+    "bias before softcap", "bias ignored", "slope sign", "slope of the next head", "no sink",
+    "no sink in lse", "keep not scaled", "keep not scaled in dP", "keep of the next row",
+    "dlse ignored", "dlse sign", "dbias of one row", "dbias with slope", "dbias with scale",
+    "dsinks without dlse", "dsinks sign",
 })  # fmt: skip
 
 
@@ -51,6 +58,25 @@ def _power(x: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Beside:
+    """Terms, (heads, rows, keys) float32, the sink (heads, rows, 1); None where there are none."""
+
+    bias: Tensor | None
+    alibi: Tensor | None
+    keep: Tensor | None
+    sink: Tensor | None
+
+    def addends(self, keys: slice, bugs: frozenset[str] = frozenset()) -> list[Tensor | None]:
+        early = "bias before softcap" in bugs
+        parts = (None if early else self.bias, self.alibi)
+        return [None if x is None else x[:, :, keys] for x in parts]
+
+    def early(self, bugs: frozenset[str], keys: slice) -> Tensor | None:
+        wanted = "bias before softcap" in bugs and self.bias is not None
+        return self.bias[:, :, keys] if wanted else None
+
+
+@dataclasses.dataclass(frozen=True)
 class Emulator:
     """One choice of every rounding point.
 
@@ -66,6 +92,8 @@ class Emulator:
         noise: Error of exp2 in 2^-24 relative (a random number up to it).
         ds_scale: Scale dS "before" or "after" its cast.
         threshold: Rescale only when the maximum grew by more (FlashAttention-4's trick).
+        sink: The sink is what l begins with ("first"), or joins it at the end ("last").
+        keep: Dropout's factor is in what is cast ("before"), or multiplies the sums ("after").
     """
 
     block_n: int = 64
@@ -80,6 +108,8 @@ class Emulator:
     l_from_rounded_p: bool = False
     ds_from_rounded_p: bool = False
     prescaled: str | None = None
+    sink: str = "first"
+    keep: str = "after"
     bugs: frozenset[str] = frozenset()
     seed: int = 0
 
@@ -154,7 +184,17 @@ class Emulator:
         cuts = [slice(i, min(length, i + self.block_n)) for i in range(0, length, self.block_n)]
         return cuts[::-1] if self.reverse else cuts
 
-    def _logits(self, problem: Problem, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _unit(self, problem: Problem) -> Tensor:
+        """What a natural logit is multiplied by to be a score."""
+        if self.exponent == "exp":
+            return torch.ones(())
+        if self.exponent == "fma" and not (problem.softcap or self.prescaled):
+            return torch.ones(())
+        return torch.tensor(LOG2E, dtype=F32)
+
+    def _logits(
+        self, problem: Problem, q: Tensor, k: Tensor, early: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Scores as the exponent wants them (natural or times log2 e), the factor left, tanh."""
         scale = torch.tensor(1.0 if "no scale" in self.bugs else problem.scale, dtype=F32)
         log2e = torch.tensor(LOG2E, dtype=F32)
@@ -170,7 +210,8 @@ class Emulator:
         t = torch.zeros(())
         if problem.softcap:
             cap = torch.tensor(problem.softcap, dtype=F32)
-            s = (s if self.prescaled else s * scale) / cap
+            s = s if self.prescaled else s * scale
+            s = (s if early is None else s + early) / cap
             t = 2 * torch.sigmoid(2 * s) - 1
             s = t * cap
             return (
@@ -186,6 +227,49 @@ class Emulator:
             return s, scale * log2e, t
         return s * (scale * log2e), torch.ones(()), t
 
+    def _beside(self, problem: Problem, terms: Terms) -> _Beside:
+        """The terms in this emulator's order of heads and rows."""
+        shape = (problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_k)
+        folded = (problem.batch * problem.heads_kv, problem.group * problem.seqlen_q)
+        bias = alibi = keep = sink = None
+        if terms.bias is not None:
+            bias = terms.bias.to(F32).expand(shape).reshape(*folded, problem.seqlen_k)
+        if terms.slopes is not None:
+            slopes = terms.slopes
+            if "slope of the next head" in self.bugs:
+                slopes = slopes.roll(1)
+            if "slope sign" in self.bugs:
+                slopes = -slopes
+            diagonal = torch.from_numpy(problem.mask.diagonals(*shape[2:]))
+            distance = (diagonal[:, None] - torch.arange(problem.seqlen_k)).abs().to(F32)
+            alibi = (slopes[:, None, None] * distance).expand(shape).reshape(*folded, shape[3])
+        if terms.keep is not None:
+            keep = terms.keep
+            if "keep of the next row" in self.bugs:
+                keep = keep.roll(1, 2)
+            keep = keep.reshape(*folded, problem.seqlen_k)
+        if terms.sinks is not None and "no sink" not in self.bugs:
+            sink = terms.sinks[None, :, None].expand(shape[:3]).reshape(*folded, 1)
+        return _Beside(bias, alibi, keep, sink)
+
+    def _with_terms(
+        self, problem: Problem, s: Tensor, factor: Tensor, bias: Tensor | None, alibi: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Scores with what is added to them, in the unit that `_logits` chose."""
+        if bias is None and alibi is None and not problem.sinks:
+            return s, factor
+        log2e = torch.tensor(LOG2E, dtype=F32)
+        unit = torch.ones(())
+        if self.exponent == "fma" and not (problem.softcap or self.prescaled):
+            s, factor = s * torch.tensor(problem.scale, dtype=F32), log2e
+        elif self.exponent != "exp":
+            unit = log2e
+        if bias is not None and "bias ignored" not in self.bugs:
+            s = s + bias * unit
+        if alibi is not None:
+            s = s - alibi * unit
+        return s, factor
+
     def _exp_difference(self, s: Tensor, m: Tensor, factor: Tensor) -> Tensor:
         """exp(s - m) with this emulator's roundings."""
         if "log2e of five digits" in self.bugs:
@@ -197,8 +281,15 @@ class Emulator:
             return self._exp2((s.to(F64) * factor.to(F64) - mc).to(F32))
         return self._exp2(s - m)
 
-    def forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(  # noqa: C901, PLR0912, PLR0915
+        self, problem: Problem, q: Tensor, k: Tensor, v: Tensor, terms: Terms = NO_TERMS
+    ) -> tuple[Tensor, Tensor]:
         """Return o in the problem's dtype and lse in float32, natural logarithm."""
+        beside = self._beside(problem, terms)
+        sink = beside.sink
+        kept = torch.tensor(1.0 / (1.0 - problem.dropout), dtype=F32)
+        if "keep not scaled" in self.bugs:
+            kept = torch.ones(())
         native = _dtype(problem.dtype)
         qf, kf, vf = (self._fold(problem, x) for x in (q, k, v))
         allowed = self._mask(problem)
@@ -207,10 +298,21 @@ class Emulator:
         total = torch.zeros(*rows, 1)
         acc = torch.zeros(*rows, problem.head_dim_v)
         negative = (
-            problem.scale < 0 and self.exponent == "fma" and not (problem.softcap or self.prescaled)
+            problem.scale < 0
+            and self.exponent == "fma"
+            and not (problem.softcap or self.prescaled)
+            and not (problem.bias or problem.alibi or problem.sinks)
         )
+        _, factor, _ = self._logits(problem, qf, kf[:, :0])
+        _, factor = self._with_terms(problem, qf[:, :, :0], factor, *beside.addends(slice(0, 0)))
+        if negative:
+            factor = -factor
+        own = None if sink is None else sink * self._unit(problem)
+        if own is not None and self.sink == "first":
+            m, total = own, torch.where(own == -math.inf, 0.0, 1.0)
         for keys in self._blocks(problem.seqlen_k):
-            s, factor, _ = self._logits(problem, qf, kf[:, keys])
+            s, factor, _ = self._logits(problem, qf, kf[:, keys], beside.early(self.bugs, keys))
+            s, factor = self._with_terms(problem, s, factor, *beside.addends(keys, self.bugs))
             if negative:
                 s, factor = -s, -factor
             s = torch.where(allowed[:, keys], s, -math.inf)
@@ -222,8 +324,15 @@ class Emulator:
             p = torch.where(allowed[:, keys], self._exp_difference(s, safe, factor), 0.0)
             alpha = torch.where(m == -math.inf, 0.0, self._exp_difference(m, safe, factor))
             alpha = torch.where(m == new, 1.0, alpha)
-            cast = self._cast_p(native, p)
-            summed = (cast if self.l_from_rounded_p else p).sum(-1, keepdim=True)
+            kept_p = p
+            if beside.keep is not None:
+                kept_p = torch.where(beside.keep[:, :, keys], p, 0.0)
+                kept_p = kept_p * kept if self.keep == "before" else kept_p
+            cast = self._cast_p(native, kept_p)
+            summed = p
+            if self.l_from_rounded_p:
+                summed = cast if beside.keep is None else self._cast_p(native, p)
+            summed = summed.sum(-1, keepdim=True)
             if "padded keys" in self.bugs:
                 pad = self.block_n - (keys.stop - keys.start)
                 summed = summed + pad * self._exp_difference(torch.zeros_like(safe), safe, factor)
@@ -238,15 +347,26 @@ class Emulator:
             if "acc rounded each block" in self.bugs:
                 acc = acc.to(native).float()
             m = new
+        if beside.keep is not None and self.keep == "after":
+            acc = acc * kept
+        bare = (m, total)
+        if own is not None and self.sink == "last":
+            top = torch.maximum(m, own)
+            safe = torch.where(top == -math.inf, 0.0, top)
+            share = torch.where(m == -math.inf, 0.0, self._exp_difference(m, safe, factor))
+            added = torch.where(own == -math.inf, 0.0, self._exp_difference(own, safe, factor))
+            m, total, acc = top, total * share + added, acc * share
         m = torch.where(m == -math.inf, 0.0, m)
         o = torch.where(total > 0, acc / total, 0.0) * (
             1.001 if "0.1% too much" in self.bugs else 1
         )
         log2e, ln2 = torch.tensor(LOG2E, dtype=F32), torch.tensor(math.log(2), dtype=F32)
+        if "no sink in lse" in self.bugs:
+            m, total = bare
         if self.exponent == "exp":
             lse = m + torch.log(total)
         else:
-            lse = (m * (factor if problem.seqlen_k else log2e) + torch.log2(total)) * ln2
+            lse = (m * factor + torch.log2(total)) * ln2
         if "lse in base 2" in self.bugs:
             lse = lse * log2e
         o = _flush(o).to(native)
@@ -262,17 +382,28 @@ class Emulator:
     def _cast_in_backward(self, native: torch.dtype, x: Tensor) -> Tensor:
         return x.to(native).to(F32)
 
-    def backward(
-        self, problem: Problem, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return dq, dk, dv in the problem's dtype, from this o and lse."""
+    def backward(  # noqa: C901, PLR0912, PLR0915
+        self,
+        problem: Problem,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        do: Tensor,
+        terms: Terms = NO_TERMS,
+    ) -> tuple[Tensor, ...]:
+        """Return dq, dk, dv in the problem's dtype, from this o and lse; dbias, dsinks if due."""
         native = _dtype(problem.dtype)
+        beside, every = self._beside(problem, terms), slice(None)
+        kept = torch.tensor(1.0 / (1.0 - problem.dropout), dtype=F32)
         qf, kf, vf, of, dof = (self._fold(problem, x) for x in (q, k, v, o, do))
         lsef = self._fold(problem, lse.unsqueeze(-1))
         lsef = torch.where(lsef == -math.inf, 0.0, lsef)
         allowed = self._mask(problem)
         scale, log2e = (torch.tensor(x, dtype=F32) for x in (problem.scale, LOG2E))
-        s, factor, t = self._logits(problem, qf, kf)
+        s, factor, t = self._logits(problem, qf, kf, beside.early(self.bugs, every))
+        s, factor = self._with_terms(problem, s, factor, *beside.addends(every, self.bugs))
         if self.exponent == "exp":
             y = (s - lsef) * log2e
         elif self.exponent == "fma":
@@ -283,14 +414,27 @@ class Emulator:
         delta = _flush((dof * of).sum(-1, keepdim=True))
         if "no delta" in self.bugs:
             delta = torch.zeros_like(delta)
-        cast_p = self._cast_in_backward(native, p)
-        ds_p = cast_p if self.ds_from_rounded_p else p
-        ds = ds_p * (self._mm(problem, dof, vf.mT) - delta)
+        bare = delta
+        if terms.dlse is not None and "dlse ignored" not in self.bugs:
+            dlse = self._fold(problem, terms.dlse.unsqueeze(-1))
+            delta = delta + dlse if "dlse sign" in self.bugs else delta - dlse
+        cast_p, ds_p = self._cast_in_backward(native, p), p
+        if self.ds_from_rounded_p:
+            ds_p = cast_p
+        dp = self._mm(problem, dof, vf.mT)
+        if beside.keep is not None:
+            one = torch.ones(()) if "keep not scaled in dP" in self.bugs else kept
+            dp = torch.where(beside.keep, dp * one, 0.0)
+            kept_p = torch.where(beside.keep, p, 0.0)
+            before = self.keep == "before"
+            cast_p = self._cast_in_backward(native, kept_p * kept if before else kept_p)
+        ds = ds_p * (dp - delta)
+        of_logits = torch.where(p == 0, 0.0, ds)
         if problem.softcap:
             ds = ds * (1 - t * t)
         before = self.ds_scale == "before"
         ds = _flush(ds * scale if before else ds)
-        cast_ds = self._cast_in_backward(native, ds)
+        cast_ds = self._cast_in_backward(native, torch.where(p == 0, 0.0, ds))
         factor_q = factor_k = torch.ones(()) if before else scale
         if "dq without scale" in self.bugs:
             factor_q = torch.ones(())
@@ -302,10 +446,46 @@ class Emulator:
         for rows in self._blocks(qf.shape[1]):
             dk = self._mm(problem, cast_ds[:, rows].mT, qf[:, rows], dk)
             dv = self._mm(problem, cast_p[:, rows].mT, dof[:, rows], dv)
+        if beside.keep is not None and self.keep == "after" and "keep not scaled" not in self.bugs:
+            dv = dv * kept
         if "0.1% too much" in self.bugs:
             dq, dk, dv = (1.001 * x for x in (dq, dk, dv))
         dq, dk, dv = (_flush(x).to(native) for x in (dq * factor_q, dk * factor_k, dv))
-        return dq.reshape(problem.shape_q), dk.reshape(problem.shape_k), dv.reshape(problem.shape_v)
+        shapes = (problem.shape_q, problem.shape_k, problem.shape_v)
+        found = [x.reshape(shape) for x, shape in zip((dq, dk, dv), shapes, strict=True)]
+        if terms.bias is not None:
+            if "dbias with slope" in self.bugs:
+                of_logits = of_logits * (1 - t * t)
+            if "dbias with scale" in self.bugs:
+                of_logits = of_logits * scale
+            found.append(self._bias_gradient(problem, of_logits).to(native))
+        if terms.sinks is not None:
+            found.append(self._sink_gradient(problem, terms.sinks, lse, delta, bare))
+        return tuple(found)
+
+    def _bias_gradient(self, problem: Problem, ds: Tensor) -> Tensor:
+        """Sums in float32, in any order; of dS after its cast where that is asked for."""
+        shape = (problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_k)
+        total = ds.reshape(shape)
+        if self.ds_scale == "before":
+            total = self._cast_in_backward(_dtype(problem.dtype), total)
+        for axis, (name, size) in enumerate(zip("bhqk", shape, strict=True)):
+            if name in problem.bias:
+                continue
+            if "dbias of one row" in self.bugs and size > 1:
+                total = total.narrow(axis, 0, 1)
+            total = total.sum(axis, keepdim=True)
+        return total
+
+    def _sink_gradient(
+        self, problem: Problem, sinks: Tensor, lse: Tensor, delta: Tensor, bare: Tensor
+    ) -> Tensor:
+        row = torch.where(lse == -math.inf, 0.0, lse)
+        y = (sinks[:, None] - row) * torch.tensor(LOG2E, dtype=F32)
+        p = torch.where(lse == -math.inf, 0.0, self._exp2(y))
+        used = bare if "dsinks without dlse" in self.bugs else delta
+        total = -(p * used.reshape(problem.shape_lse)).sum((0, 2))
+        return -total if "dsinks sign" in self.bugs else total
 
 
 FAMILIES = (

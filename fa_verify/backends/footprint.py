@@ -54,7 +54,12 @@ def _count(problem: Problem, name: str) -> int:
 
 
 def _fits(tensor: torch.Tensor | None, problem: Problem, name: str) -> TypeGuard[torch.Tensor]:
-    """Whether there is such a tensor, with elements, with the batches and heads that are due."""
+    """Whether there is such a tensor, with elements, with the batches and heads that are due.
+
+    A bias may be several heads', so neither it nor its gradient belongs to one.
+    """
+    if name not in (*_READ, "dq", "dk", "dv"):
+        return False
     due = (problem.batch, _count(problem, name))
     return tensor is not None and bool(tensor.numel()) and tuple(tensor.shape[:2]) == due
 

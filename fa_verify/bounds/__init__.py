@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 from fa_verify.bounds.backward import backward_det
 from fa_verify.bounds.bias import self_normalised
 from fa_verify.bounds.bounded import Bounded, rounded
-from fa_verify.bounds.formats import FORMATS
+from fa_verify.bounds.formats import FLOAT32, FORMATS
 from fa_verify.bounds.forward import Forward, forward_det
 from fa_verify.bounds.forward import reach as forward_reach
+from fa_verify.bounds.further import sink_gradient
 from fa_verify.bounds.inputs import Inputs, inputs, operand_models
 from fa_verify.bounds.looks import Source, refiner_of_gradient, refiner_of_o
 from fa_verify.bounds.lse_bias import lse_allowance, rounds_to_nearest
@@ -20,12 +21,17 @@ from fa_verify.bounds.order import dq_spread
 from fa_verify.bounds.rounding import rounded_models
 from fa_verify.bounds.rows import Seen, row_statistics
 from fa_verify.reference import by_kv_head
+from fa_verify.terms import NO_TERMS, Terms
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from fa_verify.arithmetic import Arithmetic
+    from fa_verify.bounds.backward import Backward
     from fa_verify.bounds.model import Model
+    from fa_verify.bounds.rows import Rows
     from fa_verify.problem import Problem
 
 __all__ = [
@@ -44,7 +50,14 @@ __all__ = [
 
 
 def bound_forward(
-    problem: Problem, arithmetic: Arithmetic, q: Tensor, k: Tensor, v: Tensor, *, d: float = 1e-6
+    problem: Problem,
+    arithmetic: Arithmetic,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    terms: Terms = NO_TERMS,
+    d: float = 1e-6,
 ) -> tuple[Bounded, Bounded]:
     """Bound o and lse.
 
@@ -54,12 +67,13 @@ def bound_forward(
         q: (batch, heads_q, seqlen_q, head_dim) in the problem's dtype, any strides.
         k: (batch, heads_kv, seqlen_k, head_dim).
         v: (batch, heads_kv, seqlen_k, head_dim_v).
+        terms: What the problem has beside them.
         d: Probability with which a right kernel may break one tensor's `prob`.
 
     Returns:
         o and lse.
     """
-    model, given, exact = _forward(problem, arithmetic, q, k, v)
+    model, given, exact = _forward(problem, arithmetic, q, k, v, terms)
     refiner = None
     if problem.dot_precision != "tf32":
         source = Source(model, given, forward_reach(model, given), exact.o_bound, exact.tile)
@@ -91,11 +105,12 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
     v: Tensor,
     do: Tensor,
     *,
+    terms: Terms = NO_TERMS,
     o: Tensor | None = None,
     lse: Tensor | None = None,
     d: float = 1e-6,
-) -> tuple[Bounded, Bounded, Bounded]:
-    """Bound dq, dk and dv: for the observed o and lse where given, else end to end.
+) -> tuple[Bounded, ...]:
+    """Bound the gradients: for the observed o and lse where given, else end to end.
 
     In the conditional mode the reference is the gradient for the observed o and lse; judge those
     first, since a conditional backward hides the forward's faults.
@@ -107,26 +122,27 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
         k: (batch, heads_kv, seqlen_k, head_dim).
         v: (batch, heads_kv, seqlen_k, head_dim_v).
         do: (batch, heads_q, seqlen_q, head_dim_v).
+        terms: What the problem has beside them.
         o: The kernel's o, shaped as do.
         lse: The kernel's lse, natural logarithm, (batch, heads_q, seqlen_q).
         d: Probability with which a right kernel may break one tensor's `prob`.
 
     Returns:
-        dq, dk and dv.
+        dq, dk and dv, and of a problem that has them dbias and dsinks.
     """
     seen_o = None if o is None else Seen(by_kv_head(problem, o), None)
     seen_lse = None if lse is None else Seen(by_kv_head(problem, lse), None)
     if seen_o is None or seen_lse is None:
-        _, _, exact = _forward(problem, arithmetic, q, k, v)
+        _, _, exact = _forward(problem, arithmetic, q, k, v, terms)
         seen_o = seen_o or Seen(exact.o, exact.o_bound)
         seen_lse = seen_lse or Seen(exact.lse, exact.lse_bound)
-    rows = row_statistics(problem, arithmetic, do, seen_o, seen_lse)
+    rows = row_statistics(problem, arithmetic, do, seen_o, seen_lse, terms)
     variants = list(operand_models(problem, arithmetic, q, k, v, do))
     model, operands = variants[0]
-    given = inputs(problem, *operands)
+    given = inputs(problem, *operands, terms=terms)
     union = first = backward_det(model, given, rows)
     for other, operands in variants[1:]:
-        union = union.joined(backward_det(other, inputs(problem, *operands), rows))
+        union = union.joined(backward_det(other, inputs(problem, *operands, terms=terms), rows))
 
     def bounded(name: Literal["dq", "dk", "dv"], shape: tuple[int, ...]) -> Bounded:
         bound = getattr(union, f"{name}_bound")
@@ -148,16 +164,31 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
         bounded("dq", problem.shape_q),
         bounded("dk", problem.shape_k),
         bounded("dv", problem.shape_v),
+        *_further(model, rows, union, terms),
     )
 
 
-def _forward(
-    problem: Problem, arithmetic: Arithmetic, q: Tensor, k: Tensor, v: Tensor
+def _further(model: Model, rows: Rows, found: Backward, terms: Terms) -> Iterator[Bounded]:
+    """The gradients of the bias and of the sinks, where there are such."""
+    problem = model.problem
+    if found.dbias is not None:
+        exact, bound = found.dbias
+        yield rounded(
+            name="dbias", reference=exact, bound=bound, out=model.out, shape=problem.shape_bias
+        )
+    if terms.sinks is not None:
+        exact, bound = sink_gradient(model, rows, terms.sinks)
+        shape = (problem.heads_q,)
+        yield rounded(name="dsinks", reference=exact, bound=bound, out=FLOAT32, shape=shape)
+
+
+def _forward(  # noqa: PLR0917
+    problem: Problem, arithmetic: Arithmetic, q: Tensor, k: Tensor, v: Tensor, terms: Terms
 ) -> tuple[Model, Inputs, Forward]:
     """Bound the forward pass under every operand model; the model and inputs are the exact ones."""
     (model, operands), *others = operand_models(problem, arithmetic, q, k, v)
-    given = inputs(problem, *operands)
+    given = inputs(problem, *operands, terms=terms)
     union = forward_det(model, given)
     for other, operands in others:
-        union = union.joined(forward_det(other, inputs(problem, *operands)))
+        union = union.joined(forward_det(other, inputs(problem, *operands, terms=terms)))
     return model, given, union

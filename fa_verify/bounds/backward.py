@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import sight
+from fa_verify.bounds.further import BiasGradient
 from fa_verify.bounds.gradients import BackwardTile, backward_tile, splits
 from fa_verify.bounds.inputs import SMALL, Block, Inputs, keeps
 from fa_verify.bounds.model import FLUSH, LARGEST, SLACK, Model, U
@@ -28,6 +29,7 @@ class Backward:
     """Exact gradients and bounds before their rounding, by key/value head, float64.
 
     Attributes:
+        dbias: Of the bias, in its shape, and its bound; None without one.
         top: At least every h, as tiles take it.
         tile: The one tile, if one holds the whole problem and is small enough to be kept.
     """
@@ -40,6 +42,7 @@ class Backward:
     dv_bound: Tensor
     top: float = math.inf
     tile: BackwardTile | None = None
+    dbias: tuple[Tensor, Tensor] | None = None
 
     def joined(self, other: Backward) -> Backward:
         """Bounds about our values that also hold whatever holds about the other's; (B20)."""
@@ -54,6 +57,7 @@ class Backward:
             wider(self.dq, self.dq_bound, other.dq, other.dq_bound),
             wider(self.dk, self.dk_bound, other.dk, other.dk_bound),
             wider(self.dv, self.dv_bound, other.dv, other.dv_bound),
+            dbias=self.dbias and other.dbias and (self.dbias[0], wider(*self.dbias, *other.dbias)),
         )
 
 
@@ -87,6 +91,7 @@ def reach(model: Model, given: Inputs, rows: Rows) -> float:
     error = rows.lse.new_zeros(()) if rows.lse_error is None else rows.lse_error.amax()
     highest, uncertain = torch.stack((rows.lse.abs().amax(), error)).tolist()
     h = (model.logit + 3 * U * model.scale) * given.raw + 7 * U * highest
+    h += 8 * U * given.extent.addend
     floor = model.logit_floor(given.largest) + model.prescale_floor(given.largest)
     h = SLACK * (h + uncertain + model.arithmetic.exp2_ulps * U + floor)
     fine = h <= SMALL and not given.overflows(model)
@@ -99,12 +104,15 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
     huge = _may_overflow(model, given, rows)
     peaks = _Sums.zeros(given) if huge else exact
     top, kept = reach(model, given, rows), None
+    bias = BiasGradient.empty(model.problem, given.q) if model.problem.bias else None
     for tile in tiles(model.problem, given.q.device):
         block, row = given.block(tile), rows.part(tile.heads, tile.rows)
         part = backward_tile(model, given, row, block, top)
-        products = (part.ds @ block.k, part.ds.mT @ block.q, part.p.mT @ block.do)
+        products = (part.ds @ block.k, part.ds.mT @ block.q, part.dropped.mT @ block.do)
         exact.add(model, tile, products)
         bounds.add(model, tile, _bounds(model, row, block, part))
+        if bias is not None:
+            bias.add(model.problem, tile, part)
         if huge:
             peaks.add(model, tile, _peaks(block, part, model.scale))
         kept = part if keeps(model.problem, tile) else None
@@ -123,7 +131,10 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
         # An observed lse far below S, which rounding alone brings about near 1e9, has no gradient.
         bound.masked_fill_(~value.isfinite(), torch.inf)
         value.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    return Backward(*exact.every(), *bounds.every(), top, kept)
+    dbias = None if bias is None else bias.bounded(model.problem, _peak_x(given, rows))
+    if dbias is not None and rows.no_ds is not None:  # whatever is summed may be NaN
+        dbias[1].fill_(torch.inf)
+    return Backward(*exact.every(), *bounds.every(), top, kept, dbias)
 
 
 def _bounds(
@@ -157,7 +168,7 @@ def _common(model: Model, rows: Rows, block: Block, part: BackwardTile) -> Tenso
 def _peaks(block: Block, part: BackwardTile, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The most that partial sums of the gradients, scaled or not yet, can reach; (B9)."""
     ds = part.ds.abs() * max(1.0, 1 / scale) if scale else part.p * torch.inf
-    return ds @ block.k.abs(), ds.mT @ block.q.abs(), part.p.mT @ block.do.abs()
+    return ds @ block.k.abs(), ds.mT @ block.q.abs(), part.dropped.mT @ block.do.abs()
 
 
 def _may_overflow(model: Model, given: Inputs, rows: Rows) -> bool:
@@ -165,12 +176,13 @@ def _may_overflow(model: Model, given: Inputs, rows: Rows) -> bool:
     rows_k = model.problem.group * model.problem.seqlen_q
     largest_ds = max(1.0, model.scale) * _peak_x(given, rows)
     length = max(rows_k, model.problem.seqlen_k)
-    return length * max(given.largest_do, largest_ds * given.largest) >= LARGEST
+    return length * max(given.largest_do * model.kept, largest_ds * given.largest) >= LARGEST
 
 
 def _peak_x(given: Inputs, rows: Rows) -> float:
     """At least every |dP - delta|."""
-    return given.value + (float(rows.delta.abs().amax()) if rows.delta.numel() else 0.0)
+    value = given.value / (1.0 - given.problem.dropout)
+    return value + (float(rows.delta.abs().amax()) if rows.delta.numel() else 0.0)
 
 
 def _mark_unknown(given: Inputs, rows: Rows, bounds: _Sums) -> None:
@@ -201,5 +213,5 @@ def _floors(model: Model, given: Inputs, rows: Rows) -> tuple[Tensor, Tensor, Te
     return (
         (row_sees * (one_ds * problem.seqlen_k)).unsqueeze(-1),
         (key_seen * (one_ds * rows_k)).unsqueeze(-1),
-        (key_seen * (FLUSH * (1.0 + given.largest_do) * rows_k)).unsqueeze(-1),
+        (key_seen * (FLUSH * model.kept * (1.0 + given.largest_do) * rows_k)).unsqueeze(-1),
     )

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, keeps, spread
+from fa_verify.bounds.inputs import (
+    SMALL,
+    Block,
+    Inputs,
+    expm1_bound,
+    keeps,
+    spread,
+    with_column,
+)
 from fa_verify.bounds.model import FLUSH, LARGEST, SLACK, Model, U
 from fa_verify.reference import grouped, tiles
 
@@ -87,8 +95,9 @@ class ForwardTile:
 
 def reach(model: Model, given: Inputs) -> float:
     """At least every h of the problem, by Cauchy-Schwarz; inf where float32 will not do; (B10)."""
-    size = model.scale * given.raw
+    size = model.scale * given.raw + given.extent.addend
     h = model.logit * given.raw + 6 * U * size + model.exponentials
+    h += U * (5 * given.extent.addend + 14 * given.extent.sink + 8 * size * model.problem.sinks)
     h = SLACK * (h + model.logit_floor(given.largest) + model.prescale_floor(given.largest))
     return h if h <= SMALL and not given.overflows(model) else math.inf
 
@@ -99,6 +108,8 @@ def forward_det(model: Model, given: Inputs) -> Forward:
     o = given.q.new_zeros(*given.q.shape[:3], problem.head_dim_v)
     lse = given.q.new_full(given.q.shape[:3], -torch.inf)
     result = Forward(o, lse, torch.zeros_like(o), torch.zeros_like(lse))
+    if given.terms.sinks is not None:
+        _blind(model, given.terms.sinks, result)
     top = reach(model, given)
     for tile in tiles(problem, given.q.device):
         kept = keeps(problem, tile)
@@ -143,44 +154,48 @@ def forward_tile(
         parts: What the cast of P accounts for will be asked for.
     """
     v, keys, fast = block.v, block.k.shape[1], top <= SMALL
+    sink, hidden, weights = block.beside.sink, block.hidden, block.beside.weights
     x, _ = block.logits(model.problem.scale, model.problem.softcap)
-    m = x.amax(-1, keepdim=True)
+    own = m = x.amax(-1, keepdim=True)
+    if sink is not None:
+        x, v, hidden, weights = _with_sink(block, x, sink)
+        m = x.amax(-1, keepdim=True)
     empty = m == -torch.inf
     m.masked_fill_(empty, 0.0)
-    furthest = None if fast else _furthest(x, block.hidden)
+    furthest = None if fast else _furthest(x, hidden)
     x.sub_(m)
-    h = _exponent_error(model, given, block, x, top)
+    h = _exponent_error(model, given, block, x[..., :keys], top)
+    if sink is not None:
+        own, sink = (y.masked_fill(y == -torch.inf, 0.0) for y in (own, sink.unsqueeze(-1)))
+        h = with_column(h, SLACK * model.sink_error(own.abs(), sink))
     p = x.exp() if parts or not fast else x.exp_()
     total = p.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
-    o = torch.bmm(p, v).div_(total)
+    o = torch.bmm(p if weights is None else p * weights, v).div_(total)
     lse = torch.where(empty, -torch.inf, m + total.log())
     if furthest is None:
         near = _spread_fast(model, h, p, total, top)
     else:
-        near = _spread_slow(model, _Slow(x, h, total, block.hidden, furthest * (U * SLACK)))
+        near = _spread_slow(model, _Slow(x, h, total, hidden, furthest * (U * SLACK)))
 
     # (B11): everything is relative to exp(m) until it is divided by l = total.
     accumulate = SLACK * model.long_dot(keys, keys)
     loss = near.gain if near.cast is None else near.gain + near.cast
-    loss = (near.p + loss).mul_(accumulate).add_(loss)
+    loss = (near.p + loss).mul_(accumulate + SLACK * model.keep_error).add_(loss)
+    loss = loss if weights is None else loss.mul_(weights)
     weight = torch.bmm(loss, v.abs().to(loss.dtype)).double().div_(total)
-    normal = model.denominator
-    nu = SLACK * ((1 + 6 * U) / (1 - normal) - 1) if normal < 1 else math.inf
-    g = torch.where(near.he < 0.5, 1 / (1 - near.he), torch.inf)
+    nu, g = _normalisation(model), torch.where(near.he < 0.5, 1 / (1 - near.he), torch.inf)
     size = o.abs()
     bound = ((weight + size * near.he) * g * (1 + nu) + nu * size).mul_(SLACK)
     bound.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    floor = FLUSH * keys * max(1.0, given.largest_v)
+    largest_v = given.largest_v * model.kept
+    floor = FLUSH * keys * max(1.0, largest_v)
     linear = bound + floor
     bound = torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu)) + floor
-    logarithm = 6 * U * (lse.abs() + m.abs()) + 4 * U * (lse - m).abs()
-    lse_bound = near.lse + SLACK * (normal + logarithm) + 2.0**-22
-    if given.largest_v * keys >= LARGEST:  # (B9): a partial sum may overflow
-        bound.masked_fill_(v.abs().sum(1, keepdim=True) >= LARGEST, torch.inf)
+    lse_bound = near.lse + SLACK * (model.denominator + _logarithm(lse, m, own, sink)) + 2.0**-22
+    if largest_v * keys >= LARGEST:  # (B9): a partial sum may overflow
+        bound.masked_fill_(v.abs().sum(1, keepdim=True) * model.kept >= LARGEST, torch.inf)
     if furthest is not None:
-        unknown = furthest * (U * SLACK) >= _p_overflow(model, given, keys)
-        if given.overflows(model):  # a visible logit may be inf, and inf - inf NaN
-            unknown |= (h.isinf() & (x > -torch.inf)).any(-1, keepdim=True)
+        unknown = _unknown(model, given, furthest, h.isinf() & (x > -torch.inf))
         bound.masked_fill_(unknown, torch.inf)
         lse_bound.masked_fill_(unknown, torch.inf)
     result = ForwardTile(
@@ -195,9 +210,44 @@ def forward_tile(
 
     def share() -> CastPart:
         errors = (cast.double() * g).mul_(SLACK * (1 + nu)).div_(total).masked_fill_(empty, 0.0)
+        errors = errors if weights is None else errors.mul_(weights)
         return CastPart(linear - torch.bmm(errors, v.abs()), errors, x)
 
     return dataclasses.replace(result, share=share)
+
+
+def _with_sink(
+    block: Block, x: Tensor, sink: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Logits, values, what is hidden and dropout's factors of keys and a sink; (B61).
+
+    A sink is one more key, whose value is 0.
+    """
+    none, hidden, weights = sink.isneginf().unsqueeze(-1), block.hidden, block.beside.weights
+    hidden = torch.zeros_like(x, dtype=torch.bool) if hidden is None else hidden.expand(x.shape)
+    return (
+        with_column(x, sink.unsqueeze(-1)),
+        torch.nn.functional.pad(block.v, (0, 0, 0, 1)),
+        torch.cat((hidden, none), -1),
+        None if weights is None else with_column(weights, 1.0),
+    )
+
+
+def _blind(model: Model, sinks: Tensor, result: Forward) -> None:
+    """Of rows that see no key, lse is the sink; (B61)."""
+    problem = model.problem
+    sink = sinks.double().view(problem.heads_kv, problem.group).repeat(problem.batch, 1)
+    none, size = sink.isneginf(), sink.abs()
+    error = model.sink_error(torch.zeros_like(sink), sink) + model.denominator + 16 * U * size
+    bound = (SLACK * error + 2.0**-22).masked_fill(none, 0.0)
+    result.lse.copy_(sink[..., None].expand_as(result.lse))
+    result.lse_bound.copy_(bound[..., None].expand_as(result.lse))
+
+
+def _logarithm(lse: Tensor, m: Tensor, own: Tensor, sink: Tensor | None) -> Tensor:
+    """Error of m + log l, and with a sink of own + log l, own the keys' maximum; (B13), (B61)."""
+    error = 6 * U * (lse.abs() + m.abs()) + 4 * U * (lse - m).abs()
+    return error if sink is None else error + U * (10 * own.abs() + 4 * lse.abs())
 
 
 def _exponent_error(model: Model, given: Inputs, block: Block, x: Tensor, top: float) -> Tensor:
@@ -207,6 +257,8 @@ def _exponent_error(model: Model, given: Inputs, block: Block, x: Tensor, top: f
     left, right = (side.to(work) for side in block.logit_errors(model, constant))
     low = x.to(work).clamp(min=-1000.0 if top <= SMALL else -1e30)
     h = torch.baddbmm(low, left, right.mT, beta=-3 * U * SLACK)
+    if block.beside.size is not None:
+        h.add_(block.beside.size.to(work), alpha=U * SLACK)  # (B60)
     if given.overflows(model):
         h.masked_fill_(block.overflows(model), torch.inf)
     return h
@@ -286,7 +338,7 @@ def _with_cast(
     else:
         cast = torch.minimum(torch.maximum(high * unit, model.p.tiny * depth), high)
     if model.arithmetic.l_from_rounded_p:  # the denominator has the cast too
-        return gain + cast, None
+        return gain + cast, cast if model.problem.dropout else None
     return gain, cast
 
 
@@ -298,17 +350,36 @@ def _furthest(s: Tensor, hidden: Tensor | None) -> Tensor:
     return size.amax(-1, keepdim=True)
 
 
-def _p_overflow(model: Model, given: Inputs, keys: int) -> float:
-    """How far above 0 the largest exponent may be before P, l or acc overflows; (B9)."""
-    limit = LARGEST / (keys * max(1.0, given.largest_v))
+def _normalisation(model: Model) -> float:
+    """Relative error of the division by l; (B11)."""
+    normal = model.denominator
+    return SLACK * ((1 + 6 * U) / (1 - normal) - 1) if normal < 1 else math.inf
+
+
+def _unknown(model: Model, given: Inputs, furthest: Tensor, infinite: Tensor) -> Tensor:
+    """Rows of which nothing is said, (heads, rows, 1): P, l or acc may overflow, or a logit; (B9).
+
+    Args:
+        model: Coefficients.
+        given: The whole problem's ranges.
+        furthest: The largest logit that each row sees, (heads, rows, 1).
+        infinite: Which logits in sight have no bound, (heads, rows, keys).
+    """
+    limit = LARGEST / (infinite.shape[-1] * max(1.0, given.largest_v * model.kept))
     if model.p is not None:
         limit = min(limit, model.p.format.largest)
-    return math.log(max(1.0, limit))
+    # In the fma form the exponent of the largest key is off by as much.
+    unknown = furthest * (U * SLACK) >= math.log(max(1.0, limit))
+    # A logit may be inf, and inf - inf NaN.
+    return unknown | infinite.any(-1, keepdim=True) if given.overflows(model) else unknown
 
 
 def _hull(model: Model, o: Tensor, v: Tensor, rest: float) -> Tensor:
-    """Distance to the far end of V's range, plus what can leave the range; (B16)."""
+    """Distance to the far end of V's range, plus what can leave the range; (B16), (B62)."""
     low, high = v.amin(1, keepdim=True), v.amax(1, keepdim=True)
+    if model.problem.dropout:
+        high = torch.maximum(low.abs(), high.abs()) * model.kept
+        low, rest = -high, rest + model.keep_error
     rest += SLACK * model.blocks(v.shape[1]) * U  # acc's own roundings when it is rescaled
     if model.p is not None:
         rest += model.p.unit + v.shape[1] * model.p.tiny

@@ -23,11 +23,12 @@ __all__ = ["BackwardTile", "backward_tile", "splits"]
 class BackwardTile:
     """One tile of the matrices that the gradients and their bounds are products of.
 
-    All are (heads, rows, keys). p and ds are float64 and exact, ds with the scale. The others are
-    at least as large as what they bound.
+    All are (heads, rows, keys). p, dropped and ds are float64 and exact, ds with the scale. The
+    others are at least as large as what they bound.
 
     Attributes:
         p: P.
+        dropped: P as dropout leaves it, p itself without.
         ds: d loss / d (q k^T).
         slope: Derivative of softcap; None without one.
         v: Error of an element as it enters the product for dv; likewise q for dq and k for dk.
@@ -36,9 +37,12 @@ class BackwardTile:
         size: |dS|, with its error.
         p_off: How far P may be before its cast.
         ds_off: How far dS may be, with the scale.
+        logits: The gradient of the logits after the softcap, exact, and how far it may be as it
+            is summed for the gradient of a bias; None without a bias.
     """
 
     p: Tensor
+    dropped: Tensor
     ds: Tensor
     slope: Tensor | None
     v: Tensor
@@ -49,6 +53,7 @@ class BackwardTile:
     size: Tensor
     p_off: Tensor
     ds_off: Tensor
+    logits: tuple[Tensor, Tensor] | None = None
 
 
 def splits(model: Model, rows: Rows) -> bool:
@@ -71,14 +76,26 @@ def backward_tile(
     near = _probabilities(model, given, rows, block, top)
     p_off = near.gain
     p_cast = None if model.p is None else model.p.error(near.high)
-    loss = near.gain if p_cast is None else near.gain + p_cast
     rows_k = model.problem.group * model.problem.seqlen_q
     accumulate_k = SLACK * model.long_dot(rows_k, rows_k)
-    for_v = torch.add(loss, near.near + loss, alpha=accumulate_k)  # (B23)
+    dropped, own_cast = near.p, p_cast
+    if block.beside.weights is None:
+        loss = near.gain if p_cast is None else near.gain + p_cast
+        for_v = torch.add(loss, near.near + loss, alpha=accumulate_k)  # (B23)
+    else:
+        dropped = near.p * block.beside.weights
+        if model.p is not None and p_cast is not None:  # either side of the division
+            p_cast = torch.maximum(p_cast * model.kept, model.p.error(near.high * model.kept))
+            own_cast = p_cast / model.kept
+        for_v, p_cast = _dropped(model, block.beside.weights, near, p_cast, accumulate_k)
 
-    if p_cast is not None and model.arithmetic.ds_from_rounded_p:
-        near = dataclasses.replace(near, own=near.own + p_cast, gain=loss, high=near.near + loss)
+    if own_cast is not None and model.arithmetic.ds_from_rounded_p:
+        gain, own = near.gain + own_cast, near.own + own_cast
+        near = dataclasses.replace(near, own=own, gain=gain, high=near.near + gain)
     scores = _scores(model, rows, block, near)
+    logits = None
+    if model.problem.bias:
+        logits = (scores.logits.clone(), _of_logits(model, scores))
     total = ds_off = scores.error * model.scale
     high = scores.size * model.scale
     ds_cast = None if model.ds is None else _ds_cast(model, model.ds, high, scores.size)
@@ -94,8 +111,28 @@ def backward_tile(
         for_k = torch.add(total, high, alpha=accumulate_k)
     ds = scores.ds.mul_(model.problem.scale)
     return BackwardTile(
-        near.p, ds, scores.slope, for_v, for_q, for_k, p_cast, ds_cast, high, p_off, ds_off
+        *(near.p, dropped, ds, scores.slope, for_v, for_q, for_k, p_cast, ds_cast, high, p_off),
+        *(ds_off, logits),
     )
+
+
+def _dropped(
+    model: Model, weights: Tensor, near: _Probabilities, cast: Tensor | None, accumulate: float
+) -> tuple[Tensor, Tensor | None]:
+    """Error of P as it enters the product for dv, and the cast's part of it; (B62)."""
+    weights = weights.to(near.near.dtype)
+    loss = (near.gain + (SLACK * model.keep_error) * near.high) * weights
+    if cast is not None:
+        cast = cast * (weights > 0)
+        loss += cast
+    return torch.add(loss, near.near * weights + loss, alpha=accumulate), cast
+
+
+def _of_logits(model: Model, scores: _Scores) -> Tensor:
+    """Error of the logits' gradient, as dS or after its cast; (B64)."""
+    if model.ds is None:
+        return scores.off
+    return scores.off + model.ds.error(scores.logits.abs() + scores.off)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,6 +171,8 @@ def _probabilities(
     left, right = (side.to(work) for side in block.logit_errors(model, of_row))
     low = x.to(work).clamp(min=-1000.0 if fast else -1e30).abs_()
     h = torch.baddbmm(low, left, right.mT, beta=3 * U * SLACK)
+    if block.beside.size is not None:
+        h.add_(block.beside.size.to(work), alpha=U * SLACK)  # (B60)
     if given.overflows(model):
         h.masked_fill_(block.overflows(model), torch.inf)
     if fast:
@@ -163,6 +202,8 @@ class _Scores:
         shared: The same without what the row's errors of lse and delta do, which (B24) adds to dq
             once per row; None: not taken apart.
         size: |dS| + error.
+        logits: dS without softcap's slope, exact; where there is none, ds itself.
+        off: Error of that.
     """
 
     ds: Tensor
@@ -170,19 +211,30 @@ class _Scores:
     error: Tensor
     shared: Tensor | None
     size: Tensor
+    logits: Tensor
+    off: Tensor
 
 
 def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Scores:
     work = near.h.dtype
-    x = torch.bmm(block.do, block.v.mT).sub_(rows.delta.unsqueeze(-1))
+    x, weights = torch.bmm(block.do, block.v.mT), block.beside.weights
+    x = (x if weights is None else x.mul_(weights)).sub_(rows.delta.unsqueeze(-1))
     size_x = x.abs().to(work)
     ds = x.mul_(near.p)
     column = SLACK * rows.delta_error.unsqueeze(-1)
     split = splits(model, rows)
-    left = block.do.abs().mul_(SLACK * model.dot(model.problem.head_dim_v))
-    left = with_column(left, 0.0 if split else column).to(work)
-    right = with_column(block.v.abs(), 1.0).to(work)
-    error = torch.baddbmm(size_x, left, right.mT, beta=5 * U * SLACK)
+    dot = model.dot(model.problem.head_dim_v)
+    if weights is None:
+        left = block.do.abs().mul_(SLACK * dot)
+        left = with_column(left, 0.0 if split else column).to(work)
+        right = with_column(block.v.abs(), 1.0).to(work)
+        error = torch.baddbmm(size_x, left, right.mT, beta=5 * U * SLACK)
+    else:  # (B62): the factor is in dP, or delta is divided by it
+        high = torch.bmm(block.do.abs(), block.v.abs().mT).mul_(weights)
+        error = high.mul_(SLACK * (dot + model.keep_error + 3 * U)).to(work)
+        error.add_(size_x, alpha=5 * U * SLACK)
+        own = (SLACK * (model.keep_error + 3 * U)) * rows.delta.abs().unsqueeze(-1)
+        error += (own if split else own + column).to(work)
     shared = None
     if split:
         column = column.to(work)
@@ -193,7 +245,8 @@ def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Sc
     total = torch.addcmul(near.gain * size_x, near.high, error)
     size = ds.abs().to(work)
     if near.t is None:
-        return _Scores(ds, None, total, shared, size.add_(total))
+        return _Scores(ds, None, total, shared, size.add_(total), ds, total)
+    before, off = ds.clone() if model.problem.bias else ds, total
     slope = 1.0 - near.t * near.t
     flat = slope.to(work)
     h = near.h / model.problem.softcap
@@ -201,7 +254,8 @@ def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Sc
     extra *= size + total
     total = total * flat + extra
     shared = None if shared is None else shared * flat + extra
-    return _Scores(ds.mul_(slope), slope, total, shared, size * flat + total)
+    size = size * flat + total
+    return _Scores(ds.mul_(slope), slope, total, shared, size, before, off)
 
 
 def _alike(first: float, second: float, cast: Cast | None) -> bool:

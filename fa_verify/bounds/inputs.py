@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify.bounds.beside import NOTHING, Beside, Extent
 from fa_verify.bounds.formats import tf32_operands
 from fa_verify.bounds.model import LARGEST, SLACK, Model
 from fa_verify.reference import by_kv_head
+from fa_verify.terms import NO_TERMS, Place, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +48,9 @@ class Block:
     Attributes:
         q: (heads, rows, head_dim); do likewise with head_dim_v, or none of it.
         k: (heads, keys, head_dim); v likewise with head_dim_v.
-        hidden: bool, (rows, keys): True where the row must not see the key; None: sees them all.
+        hidden: bool, (rows, keys) or (heads, rows, keys): True where the row must not see the key;
+            None: sees them all.
+        beside: Terms.
     """
 
     q: Tensor
@@ -54,11 +58,13 @@ class Block:
     v: Tensor
     do: Tensor
     hidden: Tensor | None
+    beside: Beside = NOTHING
 
     def take(self, index: Tensor) -> Block:
         """Some rows of it."""
-        hidden = None if self.hidden is None else self.hidden[index]
-        return Block(self.q[:, index], self.k, self.v, self.do[:, index], hidden)
+        hidden = None if self.hidden is None else self.hidden[..., index, :]
+        some = self.beside.take(index)
+        return Block(self.q[:, index], self.k, self.v, self.do[:, index], hidden, some)
 
     def logits(self, scale: float, softcap: float) -> tuple[Tensor, Tensor | None]:
         """S, -inf where hidden, and tanh if there is a softcap; both (heads, rows, keys)."""
@@ -66,6 +72,8 @@ class Block:
         if softcap:
             t = s.div_(softcap).tanh_()
             s = t * softcap
+        if self.beside.addend is not None:
+            s.add_(self.beside.addend)
         if self.hidden is not None:
             s.masked_fill_(self.hidden, -torch.inf)
         return s, t
@@ -73,7 +81,10 @@ class Block:
     def overflows(self, model: Model) -> Tensor:
         """Where a float32 logit, or a partial sum of one, or its operand may overflow; (B9)."""
         raw = torch.bmm(self.q.abs(), self.k.abs().mT)
-        over = raw.mul_(max(1.0, _LOG2E * model.scale)) >= LARGEST
+        raw.mul_(max(1.0, _LOG2E * model.scale))
+        if self.beside.size is not None:
+            raw.add_(self.beside.size)
+        over = raw >= LARGEST
         scaled = {"q": self.q, "k": self.k, None: None}[model.arithmetic.prescaled]
         if scaled is None:
             return over
@@ -107,6 +118,7 @@ class Inputs:
         largest_v: Of any element of v.
         largest_do: Of any element of do; 0 without do.
         value: |do||v|^T at most, over all pairs; 0 without do.
+        problem: The problem; terms: what it has beside q, k and v; extent: how far that reaches.
     """
 
     q: Tensor
@@ -118,23 +130,34 @@ class Inputs:
     largest_v: float
     largest_do: float
     value: float
+    problem: Problem
+    terms: Terms
+    extent: Extent
 
     def overflows(self, model: Model) -> bool:
         """Whether a float32 logit, or a partial sum of one, or its operand may overflow; (B9)."""
         scale = _LOG2E * model.scale
         operand = model.arithmetic.prescaled and self.largest * scale >= model.out.overflow
-        return bool(operand) or self.raw * max(1.0, scale) >= LARGEST
+        return bool(operand) or self.raw * max(1.0, scale) + 5 * self.extent.addend >= LARGEST
 
     def block(self, tile: Tile) -> Block:
         """The operands of one tile, the group's rows one head after the other."""
-        hidden = tile.hidden
+        hidden = None if tile.hidden is None else tile.hidden.repeat(self.q.shape[1], 1)
+        beside = NOTHING
+        if self.problem.terms:
+            beside = self.beside(Place.of(self.problem, tile, self.q.device))
         return Block(
             self.q[tile.heads, :, tile.rows].flatten(1, 2),
             self.k[tile.heads, tile.keys],
             self.v[tile.heads, tile.keys],
             self.do[tile.heads, :, tile.rows].flatten(1, 2),
-            None if hidden is None else hidden.repeat(self.q.shape[1], 1),
+            beside.hidden(hidden),
+            beside,
         )
+
+    def beside(self, place: Place) -> Beside:
+        """The terms of some of the logits."""
+        return Beside.of(self.problem, self.terms, place, self.extent)
 
 
 def keeps(problem: Problem, tile: Tile) -> bool:
@@ -147,7 +170,15 @@ def _peak(x: Tensor) -> Tensor:
     return x.abs().amax() if x.numel() else x.new_zeros(())
 
 
-def inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None = None) -> Inputs:
+def inputs(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor | None = None,
+    *,
+    terms: Terms = NO_TERMS,
+) -> Inputs:
     """Convert the operands and find their ranges (one synchronisation with the device)."""
     q4, k4, v4 = (by_kv_head(problem, x) for x in (q, k, v))
     do4 = q4[..., :0] if do is None else by_kv_head(problem, do)
@@ -164,6 +195,9 @@ def inputs(problem: Problem, q: Tensor, k: Tensor, v: Tensor, do: Tensor | None 
         largest_v=facts[6],
         largest_do=facts[7],
         value=facts[3] * facts[2],
+        problem=problem,
+        terms=terms,
+        extent=Extent.of(problem, terms),
     )
 
 

@@ -14,6 +14,7 @@ from fa_verify.bounds.gradients import BackwardTile, backward_tile
 from fa_verify.bounds.inputs import Block
 from fa_verify.bounds.model import SLACK
 from fa_verify.bounds.probabilistic import Look, Refiner, blockings, names_of_blockings, shifts
+from fa_verify.terms import Place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,17 +54,25 @@ class Source:
         given, problem = self.given, self.model.problem
         device = given.q.device
         queries = torch.arange(problem.seqlen_q, device=device).repeat(problem.group)[rows]
+        beside = given.beside(Place.some(problem, heads, rows, keys, device))
         return Block(
             given.q[heads].flatten(1, 2)[:, rows],
             given.k[heads, keys],
             given.v[heads, keys],
             given.do[heads].flatten(1, 2)[:, rows],
-            sight.hidden(problem, queries, keys, device),
+            beside.hidden(sight.hidden(problem, queries, keys, device)),
+            beside,
         )
 
 
 def refiner_of_o(source: Source, d: float) -> Refiner | None:
-    """Refine o; None where no cast of P is taken as random."""
+    """Refine o; None where no cast of P is taken as random, or not by what (B30) derives it.
+
+    A sink moves what P is relative to, and dropout what is cast: docs/bounds.md says nothing then.
+    """
+    problem = source.model.problem
+    if problem.sinks or problem.dropout:
+        return None
     arithmetic = source.model.arithmetic
     cast = _random_cast(source.model.p)
     if cast is None or arithmetic.l_from_rounded_p or not source.linear.numel():
@@ -88,6 +97,8 @@ def refiner_of_gradient(
     """Refine dq, dk or dv; None where its cast is not taken as random."""
     model, problem = source.model, source.model.problem
     cast = _random_cast(model.p if name == "dv" else model.ds)
+    if name == "dv" and problem.dropout:  # it may be cast before or after the factor
+        return None
     if cast is None or not source.linear.numel():
         return None
     looks = functools.partial(_look_at_dq, source, rows)

@@ -28,7 +28,8 @@ def rounds_to_nearest(model: Model) -> bool:
     """Whether every operation before lse is one of float32, to nearest."""
     problem, arithmetic = model.problem, model.arithmetic
     plain = problem.dtype == "float32" and problem.dot_precision == "ieee"
-    return plain and model.p is None and arithmetic.prescaled is None and not problem.softcap
+    plain = plain and not (problem.softcap or problem.terms)
+    return plain and model.p is None and arithmetic.prescaled is None
 
 
 def lse_allowance(model: Model, given: Inputs, weights: Tensor) -> Allowance:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from fa_verify.bounds.formats import FLOAT32, FORMATS, TF32, Cast, Format
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fa_verify.arithmetic import Arithmetic
     from fa_verify.problem import Problem
 
@@ -89,6 +91,8 @@ class Model:
     def logit(self) -> float:
         """Error of one logit relative to (|q||k|^T): dot, scale, and a pre-scaled operand; (B5)."""
         own = self.dot(self.problem.head_dim) + (8 if self.problem.softcap else 4) * U
+        if self.problem.bias or self.problem.alibi:
+            own += 2 * U  # the sum is rounded with either; (B60)
         if self.arithmetic.prescaled:
             own += self.out.unit_roundoff
             if self.problem.dot_precision == "tf32":  # s round(q) against round(s q)
@@ -110,9 +114,24 @@ class Model:
         return floor + self.problem.softcap * (self.arithmetic.tanh_ulps + 4) * U
 
     @property
+    def kept(self) -> float:
+        """What dropout multiplies the elements by that it keeps."""
+        return 1.0 / (1.0 - self.problem.dropout)
+
+    @property
+    def keep_error(self) -> float:
+        """Relative error of that factor, and of the product with it; (B62)."""
+        return (8 + self.problem.dropout * self.kept) * U if self.problem.dropout else 0.0
+
+    def sink_error(self, size: Tensor, sink: Tensor) -> Tensor:
+        """Error of the exponent of a sink beside keys whose logits are of this size; (B61)."""
+        return (8 * sink.abs() + 8 * size) * U + self.exponentials
+
+    @property
     def exponentials(self) -> float:
         """Error in the exponent of p that all keys share: exp2, and the rescales; (B7)."""
         x, changes = self.arithmetic.exp2_ulps, self.blocks(self.problem.seqlen_k) - 1
+        changes += self.problem.sinks  # it comes like a block of its own; (B61)
         return (x + (x + 1) * max(0, changes)) * U
 
     @property
@@ -120,5 +139,6 @@ class Model:
         """Relative error of summing l; (B8)."""
         block = self.arithmetic.block_n
         terms = min(block, self.problem.seqlen_k) if block else self.problem.seqlen_k
+        terms += 3 * self.problem.sinks  # added, after l is scaled; (B61)
         n = (terms + 2 * self.blocks(self.problem.seqlen_k)) * U
         return n / (1.0 - n) if n < 0.5 else math.inf

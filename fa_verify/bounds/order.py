@@ -13,6 +13,7 @@ from fa_verify.bounds.inputs import inputs, operand_models
 from fa_verify.bounds.model import FLUSH, SLACK, U
 from fa_verify.bounds.rows import Seen, row_statistics
 from fa_verify.reference import by_kv_head, grouped, tiles
+from fa_verify.terms import NO_TERMS, Terms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,7 @@ def dq_spread(  # noqa: PLR0917 -- the operands of attention, in their usual ord
     v: Tensor,
     do: Tensor,
     *,
+    terms: Terms = NO_TERMS,
     o: Tensor,
     lse: Tensor,
     dq: Bounded,
@@ -48,6 +50,7 @@ def dq_spread(  # noqa: PLR0917 -- the operands of attention, in their usual ord
         k: Likewise.
         v: Likewise.
         do: Likewise.
+        terms: Likewise.
         o: Likewise.
         lse: Likewise.
         dq: What it said of dq.
@@ -58,14 +61,16 @@ def dq_spread(  # noqa: PLR0917 -- the operands of attention, in their usual ord
         do,
         Seen(by_kv_head(problem, o), None),
         Seen(by_kv_head(problem, lse), None),
+        terms,
     )
-    terms = torch.zeros_like(dq.reference)
+    total = torch.zeros_like(dq.reference)
     for model, operands in operand_models(problem, arithmetic, q, k, v, do):
-        sizes = _sizes(model, inputs(problem, *operands), rows).reshape(problem.shape_q)
-        terms = torch.maximum(terms, sizes.nan_to_num_(nan=torch.inf, posinf=torch.inf))
+        given = inputs(problem, *operands, terms=terms)
+        sizes = _sizes(model, given, rows).reshape(problem.shape_q)
+        total = torch.maximum(total, sizes.nan_to_num_(nan=torch.inf, posinf=torch.inf))
     blocks, scale = model.blocks(problem.seqlen_k), model.scale
-    terms.mul_(2 * SLACK * (blocks + 3) * U).add_(2 * blocks * FLUSH * (1.0 + scale))
-    spread = terms + 2 * FORMATS[problem.dtype].half_ulp(dq.reference.abs() + dq.det)
+    total.mul_(2 * SLACK * (blocks + 3) * U).add_(2 * blocks * FLUSH * (1.0 + scale))
+    spread = total + 2 * FORMATS[problem.dtype].half_ulp(dq.reference.abs() + dq.det)
     return spread if dq.overflow_ok is None else spread.masked_fill_(dq.overflow_ok, torch.inf)
 
 

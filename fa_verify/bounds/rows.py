@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import sight
-from fa_verify.bounds.model import FLUSH, SLACK, Model
+from fa_verify.bounds.model import FLUSH, SLACK, Model, U
 from fa_verify.reference import by_kv_head
+from fa_verify.terms import NO_TERMS, Terms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +26,8 @@ class Rows:
     """Row statistics, float64, (heads, group, seqlen_q) or (heads, rows).
 
     Attributes:
-        lse: The log-sum-exp that P is recomputed from; 0 in fully masked rows.
-        delta: sum_d do o.
+        lse: The log-sum-exp that P is recomputed from; 0 in fully masked rows without a sink.
+        delta: sum_d do o, less the gradient of lse.
         lse_error: How far the kernel's lse may be from ours; None: it is the same.
         delta_error: How far the kernel's delta may be from ours.
         no_p: bool: lse is not known to be finite, nor then P; None: it is everywhere.
@@ -64,8 +65,13 @@ class Seen:
     error: Tensor | None
 
 
-def row_statistics(
-    problem: Problem, arithmetic: Arithmetic, do: Tensor, o: Seen, lse: Seen
+def row_statistics(  # noqa: PLR0917
+    problem: Problem,
+    arithmetic: Arithmetic,
+    do: Tensor,
+    o: Seen,
+    lse: Seen,
+    terms: Terms = NO_TERMS,
 ) -> Rows:
     """Find delta and its error; a row that may not be finite is set apart; (B22).
 
@@ -75,6 +81,7 @@ def row_statistics(
         do: (batch, heads_q, seqlen_q, head_dim_v).
         o: As observed, or exact with its bound before output rounding.
         lse: As observed, or exact with its bound.
+        terms: What the problem has beside q, k and v.
     """
     model = Model(problem, arithmetic)
     do4 = by_kv_head(problem, do)
@@ -90,7 +97,16 @@ def row_statistics(
     delta_error = (size * (unsure + own + unsure * model.ieee_dot(problem.head_dim_v))).sum(-1)
     lse3, lse_error = lse.value, lse.error
     empty = sight.blind(problem, do.device)
-    lse3, delta, delta_error = (x.masked_fill(empty, 0.0) for x in (lse3, delta, delta_error))
+    delta, delta_error = (x.masked_fill(empty, 0.0) for x in (delta, delta_error))
+    if terms.dlse is not None:  # (B63)
+        dlse = by_kv_head(problem, terms.dlse)
+        delta_error = delta_error + SLACK * 2 * U * (delta.abs() + dlse.abs())
+        delta = delta - dlse
+    if terms.sinks is not None:
+        empty = empty & terms.sinks.isneginf().view(problem.heads_kv, problem.group, 1).repeat(
+            problem.batch, 1, 1
+        )
+    lse3 = lse3.masked_fill(empty, 0.0)
     no_p = ~(lse3 if lse_error is None else lse3 + lse_error).isfinite()
     no_ds = no_p | ~(delta + delta_error).isfinite()
     if not bool(no_ds.any()):

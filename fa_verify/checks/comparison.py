@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fa_verify import bounds, sight
+from fa_verify import sight
 from fa_verify.bounds.formats import floor_power_of_two
-from fa_verify.trial import TENSOR_RISK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from fa_verify.trial import Trial
 
 __all__ = [
+    "GRADIENTS",
     "Comparison",
     "compare",
     "comparisons",
@@ -36,6 +36,7 @@ __all__ = [
     "ulp",
 ]
 
+GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
 _FORMATS = {"float16": (11, -14), "bfloat16": (8, -126), "float32": (24, -126)}  # (p, emin)
 
 
@@ -76,7 +77,7 @@ class Comparison:
     """One tensor, observed and expected.
 
     Attributes:
-        name: o, lse, dq, dk or dv.
+        name: o, lse, dq, dk, dv, dbias or dsinks.
         got: What the kernel wrote, in float64.
         dtype: Format of the output (lse is always judged in float32 ulps).
         bounded: Reference and bounds.
@@ -282,17 +283,18 @@ def observed(trial: Trial) -> dict[str, torch.Tensor]:
         "dq": problem.shape_q,
         "dk": problem.shape_k,
         "dv": problem.shape_v,
+        **({"dbias": problem.shape_bias} if problem.bias else {}),
+        **({"dsinks": (problem.heads_q,)} if problem.sinks else {}),
     }
     found: dict[str, torch.Tensor | None] = {}
     if execution.outputs is not None:
         found |= {"o": execution.outputs.o, "lse": execution.outputs.lse}
     if execution.grads is not None:
-        grads = execution.grads
-        found |= {"dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
+        found |= execution.grads.named()
     return {
         name: tensor
         for name, tensor in found.items()
-        if isinstance(tensor, torch.Tensor) and tuple(tensor.shape) == shapes[name]
+        if isinstance(tensor, torch.Tensor) and tuple(tensor.shape) == shapes.get(name)
     }
 
 
@@ -310,11 +312,13 @@ def compare(
     due = written
     some_empty = name in ("o", "lse", "dq") and sight.any_blind(problem)
     if some_empty:
-        due = written & ~empty_rows(problem, got.device).view(-1, *[1] * (got.dim() - 3))
+        empty = empty_rows(problem, got.device).view(-1, *[1] * (got.dim() - 3))
+        # Of such a row lse is the sink, if there is one.
+        due = written & ~(empty & reference.isneginf() if name == "lse" else empty)
     return Comparison(
         name=name,
         got=got,
-        dtype="float32" if name == "lse" else problem.dtype,
+        dtype="float32" if name in ("lse", "dsinks") else problem.dtype,
         bounded=bounded,
         written=written,
         due=due,
@@ -346,32 +350,19 @@ def _compute(trial: Trial) -> dict[str, Comparison]:
             if bounded.name in tensors:
                 result[bounded.name] = compare(trial, bounded.name, tensors[bounded.name], bounded)
     look(result.values())
-    if not {"dq", "dk", "dv"} & set(tensors):
+    if not set(GRADIENTS) & set(tensors):
         return result
     # An inf in o (right where the reference overflows) would make the conditional delta NaN.
     conditional = {"o", "lse"} <= set(result) and all(
         sound(part) and part.finite for part in result.values()
     )
-    if conditional:
-        gradients = trial.backward_bounds
-    else:
-        x = trial.pristine
-        assert x.do is not None  # noqa: S101 - for mypy: there are gradients, so there was a do
-        gradients = bounds.bound_backward(
-            trial.case.problem,
-            trial.kernel.arithmetic,
-            x.q,
-            x.k,
-            x.v,
-            x.do,
-            d=TENSOR_RISK,
-        )
+    gradients = trial.backward_bounds if conditional else trial.unconditional_bounds
     for bounded in gradients:
         if bounded.name in tensors:
             result[bounded.name] = compare(
                 trial, bounded.name, tensors[bounded.name], bounded, conditional=conditional
             )
-    look(result[name] for name in ("dq", "dk", "dv") if name in result)
+    look(result[name] for name in GRADIENTS if name in result)
     return result
 
 

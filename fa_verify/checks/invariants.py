@@ -22,18 +22,22 @@ __all__ = ["hull", "value_gradient_sum"]
 def hull(trial: Trial) -> Iterator[Failure]:
     """O is a convex combination of the visible V: min V - bound <= o <= max V + bound.
 
+    A sink's V is 0. Under dropout weights do not sum to 1, and o is nowhere in particular.
+
     The exact o lies in the hull, so a right kernel's lies within its bound of it; this holds even
     if the reference's softmax were wrong.
     """
     part = comparisons(trial).get("o")
     problem = trial.case.problem
-    if part is None or not part.got.numel() or not problem.seqlen_k:
+    if part is None or not part.got.numel() or not problem.seqlen_k or problem.dropout:
         return
     v = trial.pristine.v.float()  # exactly
     low, high = _extremes(v, *problem.mask.intervals(problem.seqlen_q, problem.seqlen_k))
     if problem.group > 1:
         low = low.repeat_interleave(problem.group, dim=1)
         high = high.repeat_interleave(problem.group, dim=1)
+    if problem.sinks:
+        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
     low, high = low.expand(part.got.shape), high.expand(part.got.shape)
     outside = torch.maximum(low - part.got, part.got - high)
     wrong = part.judged & (outside > part.bounded.det)
@@ -102,11 +106,12 @@ def value_gradient_sum(trial: Trial) -> Iterator[Failure]:
     """sum_j dV_j = sum_i dO_i over rows that see a key, since each row of P sums to 1.
 
     Tolerance: the bounds of all dV_j, plus |dO_i| expm1(bound of lse_i), because the bounds of dV
-    may be conditional on the observed lse, whose rows of exp(S - lse) sum to exp(L - lse).
+    may be conditional on the observed lse, whose rows of exp(S - lse) sum to exp(L - lse). It says
+    nothing of sinks, which take a part of each row, nor of dropout.
     """
     parts, problem, do = comparisons(trial), trial.case.problem, trial.pristine.do
     part, lse = parts.get("dv"), parts.get("lse")
-    if part is None or do is None or not part.got.numel():
+    if part is None or do is None or not part.got.numel() or problem.sinks or problem.dropout:
         return
     do = do.to(torch.float64)
     weight = (~empty_rows(problem, do.device)).double().expand(do.shape[:3])

@@ -27,7 +27,6 @@ from fa_verify.checks.rerun import (
 )
 from fa_verify.inputs import (
     SPARSE,
-    Inputs,
     among_others,
     permute_batch_heads,
     permute_keys,
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fa_verify.backends.base import Execution
+    from fa_verify.checks.comparison import Comparison
+    from fa_verify.inputs import Inputs
     from fa_verify.problem import Problem
     from fa_verify.trial import Trial
     from fa_verify.verdict import Failure
@@ -55,6 +56,7 @@ __all__ = [
     "several_heads",
     "several_sequences",
     "values_of_one",
+    "weights_sum_to_one",
 ]
 
 _MAX_HEAD_DIM = 256
@@ -77,9 +79,10 @@ def _other_problem(
 
 
 def permutable_keys(trial: Trial) -> bool:
-    """Whether keys may be reordered: no mask, and at least two."""
+    """Whether keys may be reordered: no mask nor what knows where a key is, and at least two."""
     p = trial.case.problem
-    return not p.mask.hides_anything and p.seqlen_k > 1 and p.seqlen_q > 0
+    placed = p.mask.hides_anything or p.alibi or p.dropout > 0
+    return not placed and p.seqlen_k > 1 and p.seqlen_q > 0
 
 
 def key_permutation(trial: Trial) -> Iterator[Failure]:
@@ -111,6 +114,12 @@ def _difference(
     )
 
 
+def weights_sum_to_one(trial: Trial) -> bool:
+    """Whether each row of P does, as it meets V: a sink takes a part, and dropout scales."""
+    p = trial.case.problem
+    return p.seqlen_q > 0 and not (p.sinks or p.dropout)
+
+
 def values_of_one(trial: Trial) -> Iterator[Failure]:
     """V = 1 gives o = 1 in every row that sees a key, within the bound for these inputs."""
     x = trial.pristine
@@ -124,7 +133,8 @@ def values_of_one(trial: Trial) -> Iterator[Failure]:
     second = outputs(again)
     if "o" not in second:
         return
-    bounded, _ = bounds.bound_forward(problem, trial.kernel.arithmetic, ones.q, ones.k, ones.v)
+    arithmetic, terms = trial.kernel.arithmetic, trial.terms
+    bounded, _ = bounds.bound_forward(problem, arithmetic, ones.q, ones.k, ones.v, terms=terms)
     due = (~empty_rows(problem, second["o"].device)).double()
     expected = due[:, None].expand(second["o"].shape)
     wrong = apart(expected, second["o"], bounded.det)
@@ -134,9 +144,12 @@ def values_of_one(trial: Trial) -> Iterator[Failure]:
 
 
 def has_room_for_shift(trial: Trial) -> bool:
-    """Whether further columns of q and k fit, and carry a representable shift of the logits."""
+    """Whether further columns of q and k fit, and carry a representable shift of the logits.
+
+    A sink would not move along; whether dropout keeps the same elements, nobody promised.
+    """
     p = trial.case.problem
-    sizes = p.seqlen_q > 0 and p.seqlen_k > 0
+    sizes = p.seqlen_q > 0 and p.seqlen_k > 0 and not (p.sinks or p.dropout)
     shifts = sizes and not p.softcap and 1e-3 <= abs(p.scale) <= 64
     return shifts and _shifted_problem(trial) is not None
 
@@ -171,10 +184,13 @@ def row_shift(trial: Trial) -> Iterator[Failure]:
     problem = _shifted_problem(trial)
     assert problem is not None  # noqa: S101 - has_room_for_shift said so
     column = math.copysign(2.0 ** round(math.log2(_LOGIT_SHIFT / abs(p.scale))), _sign(trial))
-    shifted = Inputs(
+    shifted = dataclasses.replace(
+        x,
         q=_widened(x.q, 1.0, problem.head_dim),
         k=_widened(x.k, column, problem.head_dim),
         v=_widened(x.v, 0.0, problem.head_dim_v),
+        do=None,
+        dlse=None,
     )
     again = _other_problem(trial, shifted, problem)
     if again is None:
@@ -183,7 +199,8 @@ def row_shift(trial: Trial) -> Iterator[Failure]:
     how = f"all logits moved by {moved:g}"
     yield from screen(again, how)
     second, first, parts = outputs(again), outputs(trial.execution), comparisons(trial)
-    o, lse = bounds.bound_forward(problem, trial.kernel.arithmetic, shifted.q, shifted.k, shifted.v)
+    arithmetic, operands = trial.kernel.arithmetic, (shifted.q, shifted.k, shifted.v)
+    o, lse = bounds.bound_forward(problem, arithmetic, *operands, terms=trial.terms)
     pairs = {}
     if "o" in second and "o" in parts:
         pairs["o"] = (first["o"], second["o"][..., : p.head_dim_v], o.det[..., : p.head_dim_v])
@@ -209,9 +226,9 @@ def _widened(tensor: torch.Tensor, value: float, width: int) -> torch.Tensor:
 
 
 def several_heads(trial: Trial) -> bool:
-    """Whether sequences or key heads can change places."""
+    """Whether sequences or key heads can change places, and what dropout keeps does not."""
     p = trial.case.problem
-    return max(p.batch, p.heads_kv) > 1 and p.seqlen_q > 0
+    return max(p.batch, p.heads_kv) > 1 and p.seqlen_q > 0 and not p.dropout
 
 
 def other_places(trial: Trial) -> Iterator[Failure]:
@@ -228,16 +245,29 @@ def other_places(trial: Trial) -> Iterator[Failure]:
             torch.tensor(batch).unsqueeze(1),
             torch.tensor(kv if name in ("dk", "dv") else heads).unsqueeze(0),
         )
-        for name in ("o", "lse", "dq", "dk", "dv")
+        for name in _OF_SEQUENCES
     }
-    first = {name: t[places[name]] for name, t in outputs(trial.execution).items()}
-    bound = {name: part.bounded.det[places[name]] for name, part in comparisons(trial).items()}
-    yield from _same(trial, first, outputs(again), bound, how, "depends on its place in the batch")
+    first = {name: t[places[name]] for name, t in _of_sequences(trial.execution).items()}
+    bound = {name: part.bounded.det[places[name]] for name, part in _parts(trial).items()}
+    second = _of_sequences(again)
+    yield from _same(trial, first, second, bound, how, "depends on its place in the batch")
+
+
+_OF_SEQUENCES = ("o", "lse", "dq", "dk", "dv")  # gradients of bias and sinks sum over sequences
+
+
+def _of_sequences(execution: Execution) -> dict[str, torch.Tensor]:
+    return {name: x for name, x in outputs(execution).items() if name in _OF_SEQUENCES}
+
+
+def _parts(trial: Trial) -> dict[str, Comparison]:
+    return {name: part for name, part in comparisons(trial).items() if name in _OF_SEQUENCES}
 
 
 def several_sequences(trial: Trial) -> bool:
-    """Whether a sequence has batch mates."""
-    return trial.case.problem.batch > 1 and trial.case.problem.seqlen_q > 0
+    """Whether a sequence has batch mates, and what dropout keeps does not follow its place."""
+    p = trial.case.problem
+    return p.batch > 1 and p.seqlen_q > 0 and not p.dropout
 
 
 def sequence_alone(trial: Trial) -> Iterator[Failure]:
@@ -250,9 +280,9 @@ def sequence_alone(trial: Trial) -> Iterator[Failure]:
     how = f"sequence {chosen} alone"
     yield from screen(again, how)
     only = slice(chosen, chosen + 1)
-    first = {name: t[only] for name, t in outputs(trial.execution).items()}
-    bound = {name: part.bounded.det[only] for name, part in comparisons(trial).items()}
-    yield from _same(trial, first, outputs(again), bound, how, "depends on its batch mates")
+    first = {name: t[only] for name, t in _of_sequences(trial.execution).items()}
+    bound = {name: part.bounded.det[only] for name, part in _parts(trial).items()}
+    yield from _same(trial, first, _of_sequences(again), bound, how, "depends on its batch mates")
 
 
 _BATCHES = (2, 3, 5)  # sizes of the other batch: small, since it costs as many sequences
@@ -290,9 +320,9 @@ def sequence_among_others(trial: Trial) -> Iterator[Failure]:
     how = f"sequence {chosen} at place {place} of a batch of {batch}, with other mates"
     yield from screen(again, how)
     was, now = slice(chosen, chosen + 1), slice(place, place + 1)
-    first = {name: t[was] for name, t in outputs(trial.execution).items()}
-    second = {name: t[now] for name, t in outputs(again).items()}
-    bound = {name: part.bounded.det[was] for name, part in comparisons(trial).items()}
+    first = {name: t[was] for name, t in _of_sequences(trial.execution).items()}
+    second = {name: t[now] for name, t in _of_sequences(again).items()}
+    bound = {name: part.bounded.det[was] for name, part in _parts(trial).items()}
     yield from _same(trial, first, second, bound, how, "depends on its batch")
 
 
@@ -319,7 +349,7 @@ def _same(  # noqa: PLR0917
     same = agree(first, second)
     same_forward = all(same.get(name, True) for name in ("o", "lse"))
     found = []
-    for name in ("o", "lse", "dq", "dk", "dv"):
+    for name in _OF_SEQUENCES:
         if name not in bound or same.get(name, True):
             continue
         a, b = first[name], second[name]

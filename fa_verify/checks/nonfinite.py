@@ -27,7 +27,8 @@ def check(trial: Trial) -> Iterator[Failure]:
     * An element without a bound (det = inf: an overflow that the arithmetic allows) may hold
       anything; it is counted as inconclusive elsewhere.
     * inf is right where the reference overflows the output format, with the reference's sign.
-    * A fully masked row has o = 0, dq = 0 and the declared lse (-inf unless declared otherwise).
+    * A fully masked row has o = 0, dq = 0 and the declared lse (-inf unless declared otherwise);
+      with a sink its lse is judged like any other.
     * Everything else is a finite number.
     """
     for part in comparisons(trial).values():
@@ -66,6 +67,8 @@ def _empty_rows(trial: Trial, part: Comparison) -> Iterator[Failure]:
         return
     rows = empty_rows(trial.case.problem, part.got.device)
     empty = rows.view(-1, *[1] * (part.got.dim() - 3))
+    if part.name == "lse":  # a sink is a number like any other
+        empty = empty & part.reference.isneginf()
     due = 0.0
     if part.name == "lse" and trial.kernel.capabilities is not None:
         due = trial.kernel.capabilities.empty_row_lse

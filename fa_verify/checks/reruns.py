@@ -33,7 +33,7 @@ RERUNS: tuple[tuple[str, Callable[[Trial], bool], Callable[[Trial], Iterator[Fai
     ("reverse order", determinism.schedulable, determinism.reversed_order),
     ("shuffled order", determinism.schedulable, determinism.shuffled_order),
     ("key permutation", metamorphic.permutable_keys, metamorphic.key_permutation),
-    ("V = 1", _always, metamorphic.values_of_one),
+    ("V = 1", metamorphic.weights_sum_to_one, metamorphic.values_of_one),
     ("row shift", metamorphic.has_room_for_shift, metamorphic.row_shift),
     ("batch and head permutation", metamorphic.several_heads, metamorphic.other_places),
     ("one sequence alone", metamorphic.several_sequences, metamorphic.sequence_alone),

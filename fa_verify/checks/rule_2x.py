@@ -26,7 +26,8 @@ def rule_2x(trial: Trial, parts: dict[str, Comparison]) -> dict[str, float]:
     """Error over twice plain PyTorch's error for each compared tensor, where that is a number."""
     problem = trial.case.problem
     logits = problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k
-    if not 0 < logits <= _MAX_LOGITS or problem.dot_precision != "ieee":  # pt knows no tf32
+    known = problem.dot_precision == "ieee" and not problem.terms  # all that pt knows
+    if not (known and 0 < logits <= _MAX_LOGITS):
         return {}
     least = torch.finfo(trial.pristine.q.dtype).tiny  # below, the rule allows next to nothing
     result = {}

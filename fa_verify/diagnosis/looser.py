@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import bounds
-from fa_verify.checks.comparison import Comparison, comparisons
+from fa_verify.checks.comparison import GRADIENTS, Comparison, comparisons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,16 +91,18 @@ def _bounds(
 ) -> Iterator[tuple[Comparison, Bounded]]:
     p, x = trial.case.problem, trial.pristine
     if {"o", "lse"} & set(parts):
-        for bounded in bounds.bound_forward(p, arithmetic, x.q, x.k, x.v):
+        for bounded in bounds.bound_forward(p, arithmetic, x.q, x.k, x.v, terms=trial.terms):
             if bounded.name in parts:
                 yield parts[bounded.name], bounded
-    gradients = {name: part for name, part in parts.items() if name in ("dq", "dk", "dv")}
+    gradients = {name: part for name, part in parts.items() if name in GRADIENTS}
     if gradients and x.do is not None:
         o = lse = None
         outputs = trial.execution.outputs
         if outputs is not None and all(part.conditional for part in gradients.values()):
             o, lse = outputs.o, outputs.lse
-        found = bounds.bound_backward(p, arithmetic, x.q, x.k, x.v, x.do, o=o, lse=lse)
+        found = bounds.bound_backward(
+            p, arithmetic, x.q, x.k, x.v, x.do, terms=trial.terms, o=o, lse=lse
+        )
         for bounded in found:
             if bounded.name in gradients:
                 yield gradients[bounded.name], bounded

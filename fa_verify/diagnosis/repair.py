@@ -71,7 +71,7 @@ class _Mended(Trial):
         return self._base.forward_bounds
 
     @functools.cached_property
-    def backward_bounds(self) -> tuple[Bounded, Bounded, Bounded]:
+    def backward_bounds(self) -> tuple[Bounded, ...]:
         return self._base.backward_bounds  # conditional on o and lse, which are kept
 
 

@@ -74,7 +74,7 @@ class _Shared(Trial):
         return self.base.forward_bounds
 
     @functools.cached_property
-    def backward_bounds(self) -> tuple[Bounded, Bounded, Bounded]:
+    def backward_bounds(self) -> tuple[Bounded, ...]:
         mine, theirs = outputs(self.execution), outputs(self.base.execution)
         if all(_equal(mine.get(name), theirs.get(name)) for name in ("o", "lse")):
             return self.base.backward_bounds

@@ -1,0 +1,101 @@
+"""`Beside`: what a block of the logits has beside q, k and v, and what that may be off by."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fa_verify.problem import Problem
+    from fa_verify.terms import Place, Terms
+
+__all__ = ["NOTHING", "Beside", "Extent"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Extent:
+    """How far the terms of a problem reach.
+
+    Attributes:
+        addend: Of what is added to a logit, at most, -inf apart.
+        sink: Of a sink, -inf apart.
+        hides: Whether a bias has -inf.
+    """
+
+    addend: float = 0.0
+    sink: float = 0.0
+    hides: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem, terms: Terms) -> Extent:
+        """Read it from the device, if there are terms."""
+        if not problem.terms:
+            return cls()
+        bias, sink, hides = 0.0, 0.0, False
+        if terms.bias is not None and terms.bias.numel():
+            hidden = terms.bias.isneginf()
+            hides = bool(hidden.any())
+            bias = float(terms.bias.double().masked_fill(hidden, 0.0).abs().amax())
+        if terms.slopes is not None:
+            furthest = problem.seqlen_q + problem.seqlen_k
+            bias += float(terms.slopes.double().abs().amax()) * furthest
+        if terms.sinks is not None:
+            sink = float(terms.sinks.double().masked_fill(terms.sinks.isneginf(), 0).abs().amax())
+        return cls(bias, sink, hides)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beside:
+    """Terms of a block, float64; None where the problem has none.
+
+    Attributes:
+        addend: Of the logits, (heads, rows, keys); 0 where it hides the key.
+        size: How many u32 that is off by, (heads, rows, keys); (B60).
+        hides: bool, (heads, rows, keys): True where the bias hides the key.
+        sink: (heads, rows).
+        weights: What dropout multiplies P by, (heads, rows, keys).
+    """
+
+    addend: Tensor | None = None
+    size: Tensor | None = None
+    hides: Tensor | None = None
+    sink: Tensor | None = None
+    weights: Tensor | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, terms: Terms, place: Place, extent: Extent) -> Beside:
+        """The terms of a place."""
+        if not problem.terms:
+            return NOTHING
+        bias, distance = terms.biases(problem, place), terms.distances(problem, place)
+        hides = bias.isneginf() if bias is not None and extent.hides else None
+        if bias is not None and hides is not None:
+            bias = bias.masked_fill(hides, 0.0)
+        addend = size = None
+        for part, ulps in ((bias, 4), (distance, 5)):
+            if part is not None:
+                addend = part if addend is None else addend + part
+                size = part.abs() * ulps if size is None else size + part.abs() * ulps
+        sink, weights = terms.sink(problem, place), terms.weights(problem, place)
+        return cls(addend, size, hides, sink, weights)
+
+    def take(self, index: Tensor) -> Beside:
+        """Some rows of it."""
+        names = [field.name for field in dataclasses.fields(self)]
+        parts = {name: getattr(self, name) for name in names}
+        return Beside(**{name: None if x is None else x[:, index] for name, x in parts.items()})
+
+    def hidden(self, hidden: Tensor | None) -> Tensor | None:
+        """What a mask hides, (rows, keys), and what the bias hides beside it."""
+        if self.hides is None:
+            return hidden
+        return self.hides if hidden is None else self.hides | hidden
+
+    def kept(self, like: Tensor) -> Tensor | None:
+        """1 where dropout keeps an element, else 0."""
+        return None if self.weights is None else (self.weights > 0).to(like.dtype)
+
+
+NOTHING = Beside()

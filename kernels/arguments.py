@@ -45,14 +45,14 @@ def vector(*tensors):  # noqa: ANN002
     return elements if fits else 1
 
 
-def _band(problem):
+def _band(problem, *, packed):
     """(band_lo, band_hi, HAS_LO, HAS_HI): query i sees key j when band_lo <= j - i <= band_hi.
 
-    Each document has a diagonal of its own: with several, limits of j - the diagonal of i.
+    Each packed document has a diagonal of its own: then, limits of j - the diagonal of i.
     """
     seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
     right = 0 if mask.causal else mask.window_right
-    if mask.documents:
+    if packed:
         furthest = seqlen_q + seqlen_k  # hides nothing
         left = furthest if mask.window_left is None else min(mask.window_left, furthest)
         band_hi = furthest if right is None else min(right, furthest)
@@ -67,21 +67,26 @@ def _band(problem):
     return min(max(band_lo, least), most), min(max(band_hi, least), most), has_lo, has_hi
 
 
-def arguments(problem, *tensors, bias=None, alibi_slopes=None, dropout_seed=None):  # noqa: ANN002
+def arguments(
+    problem, *tensors, bias=None, alibi_slopes=None, dropout_seed=None, starts=None  # noqa: ANN002
+):  # fmt: skip
     """Arguments that all kernels of this problem share, by name.
 
     Args:
         problem: The problem.
         tensors: All that a kernel reads and writes by rows of head_dim.
         bias: The additive bias, if the problem has one; its axes of size 1 are broadcast.
-        alibi_slopes: (heads_q,) float32, if the problem has ALiBi.
+        alibi_slopes: (heads_q,) float32, or a row for each batch or document, if the problem has
+            ALiBi.
         dropout_seed: An integer, if the problem has dropout.
+        starts: (documents + 1,) int32 twice: where each packed document begins in q, and in k;
+            None: as the problem's mask has it.
     """
     seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
-    band_lo, band_hi, has_lo, has_hi = _band(problem)
-    starts_q, starts_k = None, None
-    if mask.documents:
-        starts_q, starts_k, _, _ = cu_seqlens(problem, tensors[0].device)
+    if starts is None and mask.documents:
+        starts = cu_seqlens(problem, tensors[0].device)[:2]
+    packed = starts is not None
+    band_lo, band_hi, has_lo, has_hi = _band(problem, packed=packed)
     block_d, tail_d, padded_d = split_columns(problem.head_dim)
     block_dv, tail_dv, padded_dv = split_columns(problem.head_dim_v)
     return {
@@ -99,13 +104,15 @@ def arguments(problem, *tensors, bias=None, alibi_slopes=None, dropout_seed=None
             clamped_scale(problem.softcap), 1e-38 * abs(clamped_scale(problem.scale)), 1e-30
         ),
         "seqlen_bucket": triton.next_power_of_2(max(seqlen_q, seqlen_k, 1)),
-        "starts_q": starts_q,
-        "starts_k": starts_k,
-        "documents": len(mask.documents) or None,
+        "starts_q": starts[0] if packed else None,
+        "starts_k": starts[1] if packed else None,
+        "documents": len(starts[0]) - 1 if packed else None,
         "bias": bias,
         "bias_strides": None if bias is None else _strides(bias),
         "alibi_slopes": None if alibi_slopes is None else alibi_slopes.contiguous(),
-        "diagonal": None if alibi_slopes is None else mask.shift(seqlen_q, seqlen_k),
+        "alibi": None
+        if alibi_slopes is None
+        else (mask.shift(seqlen_q, seqlen_k), problem.heads_q * (alibi_slopes.dim() - 1)),
         "dropout": None if dropout_seed is None else dropout.arguments(problem, dropout_seed),
         "BLOCK_D": block_d,
         "TAIL_D": tail_d,
@@ -115,8 +122,8 @@ def arguments(problem, *tensors, bias=None, alibi_slopes=None, dropout_seed=None
         "PADDED_DV": padded_dv,
         "HAS_LO": has_lo,
         "HAS_HI": has_hi,
-        "VARLEN": bool(mask.documents),
-        "BOTTOM_RIGHT": bool(mask.documents) and mask.alignment == "bottom-right",
+        "VARLEN": packed,
+        "BOTTOM_RIGHT": packed and mask.alignment == "bottom-right",
         "SOFTCAP": problem.softcap > 0,
         "DOT_PRECISION": problem.dot_precision if problem.dtype == "float32" else "tf32",
         "VECTOR": vector(*tensors),
@@ -126,10 +133,9 @@ def arguments(problem, *tensors, bias=None, alibi_slopes=None, dropout_seed=None
     }
 
 
-def blocks_of(problem, rows, block):
+def blocks_of(documents, rows, block):
     """Blocks that rows are cut into: of each document by itself, for some of them one too many."""
-    documents = len(problem.mask.documents)
-    return rows // block + documents if documents else triton.cdiv(rows, block)
+    return triton.cdiv(rows, block) if documents is None else rows // block + documents
 
 
 def _strides(bias):

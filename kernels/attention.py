@@ -1,13 +1,11 @@
-"""What a model calls: `attention`, and the module `FlashAttention`.
-
-Tensors are (batch, heads, seqlen, head_dim) with any strides; heads_q is a multiple of heads_kv.
-"""
+"""What a model calls: `attention`, `attention_varlen` for packed sequences, and a module."""
 
 import torch
 
+from .inputs import Inputs, Options
 from .operators import attention_forward_op
 
-__all__ = ["FlashAttention", "attention", "autocast"]
+__all__ = ["FlashAttention", "attention", "attention_varlen", "autocast"]
 
 
 def attention(
@@ -19,22 +17,36 @@ def attention(
     causal=False,
     window_size=(-1, -1),
     softcap=0.0,
+    bias=None,
+    alibi_slopes=None,
+    sinks=None,
+    dropout_p=0.0,
+    dropout_seed=None,
     alignment="bottom-right",
     dot_precision="ieee",
     deterministic=True,
     return_lse=False,
 ):
-    """Differentiable attention. Under autocast float32 tensors take autocast's dtype.
+    """Differentiable attention. Under autocast float32 q, k and v take autocast's dtype.
 
     Args:
-        q: (batch, heads_q, seqlen_q, head_dim), float16, bfloat16 or float32.
-        k: (batch, heads_kv, seqlen_k, head_dim).
+        q: (batch, heads_q, seqlen_q, head_dim), float16, bfloat16 or float32, any strides.
+        k: (batch, heads_kv, seqlen_k, head_dim); heads_q is a multiple of heads_kv.
         v: (batch, heads_kv, seqlen_k, head_dim_v).
         softmax_scale: Factor of the logits; None means 1/sqrt(head_dim).
         causal: Hide the keys to the right of the diagonal.
         window_size: Most keys to the left and right of the diagonal; -1: no limit. Under `causal`
             the right one is 0.
         softcap: c > 0 maps a logit x to c*tanh(x/c).
+        bias: Added to the logits after the softcap; broadcasts to (batch, heads_q, seqlen_q,
+            seqlen_k), and has a gradient. -inf hides a key.
+        alibi_slopes: (heads_q,) or (batch, heads_q) float32; slope times the distance to the
+            diagonal is subtracted from the logits. No gradient flows to them.
+        sinks: (heads_q,) float32: one more logit of every row, with no value; has a gradient.
+        dropout_p: Probability with which an element of the softmax is dropped; the others are
+            divided by 1 - dropout_p.
+        dropout_seed: Which ones, an int or an int64 tensor on the CPU; None: PyTorch's generator
+            draws it.
         alignment: "bottom-right": the last query is on the diagonal with the last key.
             "top-left": the first with the first.
         dot_precision: Of float32 inputs: "ieee", "tf32" or "tf32x3".
@@ -43,26 +55,116 @@ def attention(
 
     Returns:
         o: (batch, heads_q, seqlen_q, head_dim_v); rows that see no key are 0.
-        lse: (batch, heads_q, seqlen_q) float32, natural logarithm; no gradient flows through it.
+        lse: (batch, heads_q, seqlen_q) float32, natural logarithm, sinks included, dropout not.
+            Gradients flow through it.
 
     Raises:
         ValueError: Shapes, dtypes or devices do not fit together, or an argument breaks its rule.
     """
     q, k, v = autocast(q, k, v)
-    o, lse = attention_forward_op(
-        q,
-        k,
-        v,
-        softmax_scale,
-        causal,
-        window_size[0],
-        -1 if causal else window_size[1],
-        softcap,
-        alignment,
-        dot_precision if q.dtype == torch.float32 else "ieee",
-        deterministic,
+    if bias is not None:
+        bias = bias[(None,) * (4 - bias.dim())]
+    return _attend(
+        (q, k, v, bias, alibi_slopes, sinks),
+        (None, None),
+        dropout_p,
+        dropout_seed,
+        window_size,
+        return_lse,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        softcap=softcap,
+        alignment=alignment,
+        dot_precision=dot_precision,
+        deterministic=deterministic,
     )
+
+
+def attention_varlen(  # noqa: D417 (the others are those of attention)
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    *,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    sinks=None,
+    dropout_p=0.0,
+    dropout_seed=None,
+    alignment="bottom-right",
+    dot_precision="ieee",
+    deterministic=True,
+    return_lse=False,
+):
+    """`attention` of sequences packed one after another; each sees its own keys only.
+
+    Args:
+        q: (tokens_q, heads_q, head_dim), any strides.
+        k: (tokens_k, heads_kv, head_dim).
+        v: (tokens_k, heads_kv, head_dim_v).
+        cu_seqlens_q: (sequences + 1,) int32, on q's device: where each sequence begins, and where
+            the last one ends: from 0 to tokens_q, never falling. They are not read before the
+            kernels run, so that nothing waits for them: wrong ones read past the tensors.
+        cu_seqlens_k: Likewise of k and v. A sequence may be empty.
+        softmax_scale: As all the following, see `attention`. alibi_slopes is (heads_q,).
+
+    Returns:
+        o: (tokens_q, heads_q, head_dim_v).
+        lse: (heads_q, tokens_q) float32.
+
+    Raises:
+        ValueError: As `attention`.
+    """
+    q, k, v = autocast(q, k, v)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3:
+            msg = f"{name}.shape={tuple(x.shape)}: must be (tokens, heads, head_dim)"
+            raise ValueError(msg)
+    o, lse = _attend(
+        (*(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)), None, alibi_slopes, sinks),
+        (cu_seqlens_q, cu_seqlens_k),
+        dropout_p,
+        dropout_seed,
+        window_size,
+        True,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        softcap=softcap,
+        alignment=alignment,
+        dot_precision=dot_precision,
+        deterministic=deterministic,
+    )
+    o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (o, lse) if return_lse else o
+
+
+def _attend(tensors, cu_seqlens, dropout_p, dropout_seed, window_size, return_lse, **options):  # noqa: ANN003
+    """Call the operator."""
+    seed = _seed(dropout_p, dropout_seed)
+    left, right = window_size
+    options = Options(
+        window_left=left,
+        window_right=-1 if options["causal"] else right,
+        dropout_p=dropout_p,
+        **options,
+    )
+    if tensors[0].dtype != torch.float32:
+        options = options._replace(dot_precision="ieee")  # what float32 alone has a choice of
+    o, lse = attention_forward_op(*Inputs(*tensors, seed, *cu_seqlens), *options)
+    return (o, lse) if return_lse else o
+
+
+def _seed(dropout_p, dropout_seed):
+    """The seed as the operator takes it: on the CPU, so that reading it waits for nothing."""
+    if dropout_p == 0.0:
+        return None
+    if dropout_seed is None:
+        return torch.randint(2**63 - 1, (), device="cpu")
+    return torch.as_tensor(dropout_seed, dtype=torch.int64, device="cpu")
 
 
 def autocast(*tensors):  # noqa: ANN002
@@ -78,7 +180,8 @@ class FlashAttention(torch.nn.Module):
     """`attention` as a module; the constructor takes its options.
 
     Attributes:
-        options: softmax_scale, causal, window_size, softcap, deterministic; see `attention`.
+        options: softmax_scale, causal, window_size, softcap, dropout_p, deterministic; see
+            `attention`. Dropout is for training only.
     """
 
     def __init__(
@@ -88,6 +191,7 @@ class FlashAttention(torch.nn.Module):
         causal=False,
         window_size=(-1, -1),
         softcap=0.0,
+        dropout_p=0.0,
         deterministic=True,
     ) -> None:
         super().__init__()
@@ -96,12 +200,21 @@ class FlashAttention(torch.nn.Module):
             "causal": causal,
             "window_size": window_size,
             "softcap": softcap,
+            "dropout_p": dropout_p,
             "deterministic": deterministic,
         }
 
-    def forward(self, q, k, v):
-        """Return o of `attention` for q, k, v of shape (batch, heads, seqlen, head_dim)."""
-        return attention(q, k, v, **self.options)
+    def forward(self, q, k, v, **terms):  # noqa: ANN003
+        """`attention` of q, k and v.
+
+        Args:
+            q: (batch, heads_q, seqlen_q, head_dim); k and v likewise.
+            k: See q.
+            v: See q.
+            terms: bias, alibi_slopes and sinks of `attention`, and return_lse.
+        """
+        options = self.options if self.training else {**self.options, "dropout_p": 0.0}
+        return attention(q, k, v, **options, **terms)
 
     def extra_repr(self):
         """The options, for print(module)."""

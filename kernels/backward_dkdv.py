@@ -33,7 +33,7 @@ _RUNTIME = (
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "heads_q", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "diagonal", "dropout",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi", "dropout",
 )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def dkdv_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, heads_kv, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, diagonal, dropout,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -117,12 +117,15 @@ def dkdv_kernel(
             q_head = skip_rows(q_head, start_q, stride_qm, VECTOR)
             do_head = skip_rows(do_head, start_q, stride_dom, VECTOR)
             row += start_q
-        terms = head_terms(bias, bias_strides, alibi_slopes, diagonal, batch, head_q, BIAS, ALIBI)
         place = batch
+        if VARLEN:
+            place = document
+        terms = head_terms(
+            bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, ALIBI
+        )
         if VARLEN:
             along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
             terms = document_terms(terms, start_q, start_k, along, BIAS)
-            place = document
         # Unrolled: the body is compiled with masks, then without (not at all under a lower limit).
         for INTERIOR in tl.static_range(0, 1 if HAS_LO else 2):
             begin = interior_begin if INTERIOR == 1 else query_begin

@@ -21,7 +21,7 @@ _RUNTIME = (
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "diagonal", "dropout",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi", "dropout",
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def dq_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, diagonal, dropout,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -133,12 +133,13 @@ def dq_kernel(
     )  # fmt: skip
     row_lse = load_lse_log2(lse + row, queries, length_q)
     row_delta = tl.load(delta + row + queries, mask=queries < length_q, other=0.0)
-    terms = head_terms(bias, bias_strides, alibi_slopes, diagonal, batch, head_q, BIAS, ALIBI)
     place = batch
+    if VARLEN:
+        place = document
+    terms = head_terms(bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, ALIBI)
     if VARLEN:
         along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
         terms = document_terms(terms, start_q, start_k, along, BIAS)
-        place = document
 
     key_begin, interior_end, key_end = key_range(
         first_query, length_q, length_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N

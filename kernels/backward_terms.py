@@ -34,7 +34,7 @@ _RUNTIME = (
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "own_heads", "shared_heads", "sharers", "splits",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "diagonal", "dropout",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi", "dropout",
 )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def dbias_kernel(
     own_heads, shared_heads, sharers, splits,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, diagonal, dropout,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -100,8 +100,12 @@ def dbias_kernel(
         k_head = head_start(k, batch, head_kv, stride_kb, stride_kh, VECTOR)
         v_head = head_start(v, batch, head_kv, stride_vb, stride_vh, VECTOR)
         row = tl.cast(batch * heads_q + head_q, tl.int64) * seqlen_q
-        terms = head_terms(bias, bias_strides, alibi_slopes, diagonal, batch, head_q, BIAS, ALIBI)
         place = batch
+        if VARLEN:
+            place = document
+        terms = head_terms(
+            bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, ALIBI
+        )
         if VARLEN:
             q_head = skip_rows(q_head, start_q, stride_qm, VECTOR)
             do_head = skip_rows(do_head, start_q, stride_dom, VECTOR)
@@ -110,7 +114,6 @@ def dbias_kernel(
             row += start_q
             along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
             terms = document_terms(terms, start_q, start_k, along, BIAS)
-            place = document
         if BY_QUERY:
             query_begin = own_query
             query_end = tl.minimum(own_query + BLOCK_M, length_q)
@@ -209,13 +212,17 @@ def bias_gradient(problem, q, k, v, do, lse, delta, arguments):
     whole = splits == 1 and (by_query == (queries > 1))
     shape = (batches, heads, splits, problem.seqlen_q if by_query else 1, keys)
     # What lies between documents is written by no program.
-    new = torch.zeros if problem.mask.documents and by_query and by_key else torch.empty
+    new = torch.zeros if arguments["documents"] is not None and by_query and by_key else torch.empty
     sums = new(shape, dtype=bias.dtype if whole else torch.float32, device=bias.device)
     kernel = _dbias_tuned(arguments, q.element_size())
 
     def grid(meta):
-        query_blocks = blocks_of(problem, problem.seqlen_q, meta["BLOCK_M"]) if by_query else 1
-        key_blocks = blocks_of(problem, problem.seqlen_k, meta["BLOCK_N"]) if by_key else 1
+        query_blocks = (
+            blocks_of(arguments["documents"], problem.seqlen_q, meta["BLOCK_M"]) if by_query else 1
+        )
+        key_blocks = (
+            blocks_of(arguments["documents"], problem.seqlen_k, meta["BLOCK_N"]) if by_key else 1
+        )
         return (query_blocks * key_blocks * batches * heads * splits,)
 
     kernel[grid](

@@ -31,7 +31,7 @@ _dq_tuned = configs.autotuned(dq_kernel, configs.DQ)
 
 
 def attention_forward(
-    problem, q, k, v, *, bias=None, alibi_slopes=None, sinks=None, dropout_seed=None
+    problem, q, k, v, *, bias=None, alibi_slopes=None, sinks=None, dropout_seed=None, starts=None
 ):
     """Return o and lse.
 
@@ -42,9 +42,12 @@ def attention_forward(
         v: (batch, heads_kv, seqlen_k, head_dim_v), any strides.
         bias: Added to the logits after the softcap; each axis of (batch, heads_q, seqlen_q,
             seqlen_k) in full or of size 1, any strides and dtype. -inf hides a key.
-        alibi_slopes: (heads_q,) float32; slope * |distance to the diagonal| is subtracted.
+        alibi_slopes: (heads_q,) float32, or a row for each batch or document; slope * |distance to
+            the diagonal| is subtracted.
         sinks: (heads_q,) float32, one more logit of each row, without a value.
         dropout_seed: 64 bits that choose which probabilities are kept (dropout.py).
+        starts: Where packed documents begin in q and in k, (documents + 1,) int32 each; None: as
+            the problem's mask has it.
 
     Returns:
         o in q's dtype and lse in float32 (natural logarithm, sinks included, before dropout); rows
@@ -54,10 +57,11 @@ def attention_forward(
     lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
     if o.numel():
         arguments = arguments_of(
-            problem, q, k, v, o, bias=bias, alibi_slopes=alibi_slopes, dropout_seed=dropout_seed
-        )
+            problem, q, k, v, o,
+            bias=bias, alibi_slopes=alibi_slopes, dropout_seed=dropout_seed, starts=starts,
+        )  # fmt: skip
         kernel = _forward_tuned(arguments, q.element_size())
-        kernel[_query_blocks(problem)](
+        kernel[_query_blocks(problem, arguments["documents"])](
             q, k, v, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride()[:3],
             sinks=None if sinks is None else sinks.contiguous(), **arguments,
         )  # fmt: skip
@@ -65,7 +69,8 @@ def attention_forward(
 
 
 def attention_backward(
-    problem, q, k, v, outputs, do, *, sinks=None, dlse=None, **terms  # noqa: ANN003
+    problem, q, k, v, outputs, do,
+    *, sinks=None, dlse=None, needs_dbias=True, **terms,  # noqa: ANN003
 ):  # fmt: skip
     """dq, dk, dv (and dbias, dsinks) without atomics: the same bits on every run.
 
@@ -78,26 +83,30 @@ def attention_backward(
         do: (batch, heads_q, seqlen_q, head_dim_v), any strides, the dtype of o.
         sinks: As given to the forward pass.
         dlse: Gradient of lse, if it has one; float32.
-        terms: bias, alibi_slopes and dropout_seed, as given to the forward pass.
+        needs_dbias: Whether a bias gets its gradient: computing P once more.
+        terms: bias, alibi_slopes, dropout_seed and starts, as given to the forward pass.
     """
     dq = torch.empty(problem.shape_q, dtype=q.dtype, device=q.device)
     arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do, dq, dlse, terms)
     strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
     if dk.numel():
         kernel = _dkdv_tuned(arguments, q.element_size())
-        kernel[_key_blocks(problem)](
+        kernel[_key_blocks(problem, arguments["documents"])](
             q, k, v, do, outputs.lse, delta, dk, dv, None, *strides,
             heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=False, **arguments,
         )  # fmt: skip
     if dq.numel():
         kernel = _dq_tuned(arguments, q.element_size())
-        kernel[_query_blocks(problem)](q, k, v, do, outputs.lse, delta, dq, *strides, **arguments)
-    further = _further(problem, q, k, v, outputs, do, delta, sinks, arguments)
+        kernel[_query_blocks(problem, arguments["documents"])](
+            q, k, v, do, outputs.lse, delta, dq, *strides, **arguments
+        )
+    further = _further(problem, q, k, v, outputs, do, delta, sinks, arguments, needs_dbias)
     return Grads(dq, dk, dv, **further)
 
 
 def attention_backward_atomic(
-    problem, q, k, v, outputs, do, *, sinks=None, dlse=None, **terms  # noqa: ANN003
+    problem, q, k, v, outputs, do,
+    *, sinks=None, dlse=None, needs_dbias=True, **terms,  # noqa: ANN003
 ):  # fmt: skip
     """Gradients, dq summed atomically in dkdv_kernel: its last bits depend on the schedule.
 
@@ -107,13 +116,13 @@ def attention_backward_atomic(
     arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do, dq_sum, dlse, terms)
     if dk.numel():
         kernel = _dkdv_atomic_tuned(arguments, q.element_size())
-        kernel[_key_blocks(problem)](
+        kernel[_key_blocks(problem, arguments["documents"])](
             q, k, v, do, outputs.lse, delta, dk, dv, dq_sum,
             *q.stride(), *k.stride(), *v.stride(), *do.stride(),
             heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=True, **arguments,
         )  # fmt: skip
     dq = dq_sum.mul_(arguments["softmax_scale"]).to(q.dtype)
-    further = _further(problem, q, k, v, outputs, do, delta, sinks, arguments)
+    further = _further(problem, q, k, v, outputs, do, delta, sinks, arguments, needs_dbias)
     return Grads(dq, dk, dv, **further)
 
 
@@ -134,20 +143,20 @@ def _backward_start(problem, q, k, v, outputs, do, dq, dlse, terms):
     return arguments, delta, dk, dv
 
 
-def _further(problem, q, k, v, outputs, do, delta, sinks, arguments):
+def _further(problem, q, k, v, outputs, do, delta, sinks, arguments, needs_dbias):
     """Gradients of bias and sinks, of a problem that has a bias and sinks."""
     further = {}
-    if arguments["bias"] is not None:
+    if needs_dbias and arguments["bias"] is not None:
         further["dbias"] = bias_gradient(problem, q, k, v, do, outputs.lse, delta, arguments)
     if sinks is not None:
         further["dsinks"] = sinks_gradient(problem, sinks.contiguous(), outputs.lse, delta)
     return further
 
 
-def _query_blocks(problem):
+def _query_blocks(problem, documents):
     """Grid: a program for each block of queries. One axis, since the others end at 65535."""
     sequences = problem.batch * problem.heads_q
-    return lambda meta: (blocks_of(problem, problem.seqlen_q, meta["BLOCK_M"]) * sequences,)
+    return lambda meta: (blocks_of(documents, problem.seqlen_q, meta["BLOCK_M"]) * sequences,)
 
 
 def _rows_in_blocks(problem):
@@ -156,10 +165,10 @@ def _rows_in_blocks(problem):
     return lambda meta: (triton.cdiv(problem.seqlen_q, meta["BLOCK_M"]) * sequences,)
 
 
-def _key_blocks(problem):
+def _key_blocks(problem, documents):
     """Grid: a program for each block of keys."""
     sequences = problem.batch * problem.heads_kv
-    return lambda meta: (blocks_of(problem, problem.seqlen_k, meta["BLOCK_N"]) * sequences,)
+    return lambda meta: (blocks_of(documents, problem.seqlen_k, meta["BLOCK_N"]) * sequences,)
 
 
 _CAPABILITIES = Capabilities(

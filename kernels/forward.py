@@ -18,7 +18,7 @@ _RUNTIME = (
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_ob", "stride_oh", "stride_om",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "diagonal", "dropout",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi", "dropout",
 )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def forward_kernel(
     stride_ob, stride_oh, stride_om,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, diagonal, dropout, sinks,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout, sinks,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -57,7 +57,7 @@ def forward_kernel(
             HAS_LO and HAS_HI. Under VARLEN limits of j - the diagonal of i instead.
         starts_q, starts_k: (documents + 1,) int32, under VARLEN: the packed document's rows; it is
             aligned as BOTTOM_RIGHT says.
-        bias, bias_strides, alibi_slopes, diagonal, dropout: See terms.py and dropout.py; None
+        bias, bias_strides, alibi_slopes, alibi, dropout: See terms.py and dropout.py; None
             without BIAS, ALIBI and DROPOUT.
         sinks: (heads_q,) float32, a logit without a key in every row's sum; or None.
 
@@ -107,12 +107,13 @@ def forward_kernel(
     if BIAS != "" or ALIBI:
         score_scale = 1.0
     score_scale_log2 = score_scale * LOG2E
-    terms = head_terms(bias, bias_strides, alibi_slopes, diagonal, batch, head_q, BIAS, ALIBI)
     place = batch
+    if VARLEN:
+        place = document
+    terms = head_terms(bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, ALIBI)
     if VARLEN:
         along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
         terms = document_terms(terms, start_q, start_k, along, BIAS)
-        place = document
 
     key_begin, interior_end, key_end = key_range(
         first_query, length_q, length_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N

@@ -1,30 +1,28 @@
-"""`torch.library` operators over the kernels: what autograd, torch.compile and fake tensors see.
+"""`torch.library` operators over the kernels: what autograd, torch.compile and fake tensors see."""
 
-An operator takes tensors and plain values only, so a problem travels as `Options` and shapes.
-"""
-
+import dataclasses
 import re
-import typing
 
 import torch
 import triton
 
-from fa_verify import Mask, Outputs, Problem
+from fa_verify import Outputs
 
 from .flash_attention import attention_backward, attention_backward_atomic, attention_forward
+from .inputs import Inputs, Options, problem_of
 
-__all__ = ["DTYPES", "Options", "attention_forward_op", "triton_runs_on"]
-
-_AXES = 4
-DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+__all__ = ["attention_forward_op", "triton_runs_on"]
 
 # fa_verify loads this package by path, under a private name: each loaded copy registers its own
 # operators, so that none runs, or replaces, another's.
 _NAMESPACE = "fa_verify_" + re.sub(r"\W", "_", __package__)
-_OPTIONS = (
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, "
+    "Tensor? dropout_seed, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, "
-    "str alignment, str dot_precision, bool deterministic"
+    "float dropout_p, str alignment, str dot_precision, bool deterministic"
 )
+_INPUTS = len(Inputs._fields)
 
 
 @torch.compiler.assume_constant_result
@@ -37,125 +35,95 @@ def triton_runs_on(device_type):
     return device.type == device_type
 
 
-class Options(typing.NamedTuple):
-    """What `attention` is asked for beside its tensors, in the order of the operators' schema."""
-
-    softmax_scale: float | None
-    causal: bool
-    window_left: int
-    window_right: int
-    softcap: float
-    alignment: str
-    dot_precision: str
-    deterministic: bool
-
-
-def _check(q, k, v):
-    """Say what does not fit together, before a kernel reads past a tensor."""
-    shapes = {name: tuple(x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
-    for name, shape in shapes.items():
-        if len(shape) != _AXES:
-            msg = f"{name}.shape={shape}: must be (batch, heads, seqlen, head_dim)"
-            raise ValueError(msg)
-    if q.dtype not in DTYPES:
-        msg = f"q.dtype={q.dtype}: must be float16, bfloat16 or float32; convert q, k and v"
-        raise ValueError(msg)
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype or x.device != q.device:
-            msg = f"{name}={x.dtype} on {x.device}: must be as q, {q.dtype} on {q.device}"
-            raise ValueError(msg)
-    if k.shape[:3] != v.shape[:3]:
-        msg = f"v.shape={shapes['v']}: must agree with k.shape={shapes['k']} up to head_dim"
-        raise ValueError(msg)
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        msg = f"k.shape={shapes['k']}: batch and head_dim must be those of q.shape={shapes['q']}"
-        raise ValueError(msg)
-
-
-def _problem(q, k, v, options):
-    """The problem that these tensors and options pose; says which of them breaks a rule."""
-    _check(q, k, v)
-    left, right = (
-        None if size < 0 else size for size in (options.window_left, options.window_right)
-    )
-    return Problem(
-        batch=q.shape[0],
-        heads_q=q.shape[1],
-        heads_kv=k.shape[1],
-        seqlen_q=q.shape[2],
-        seqlen_k=k.shape[2],
-        head_dim=q.shape[3],
-        head_dim_v=v.shape[3],
-        dtype=DTYPES[q.dtype],
-        dot_precision=options.dot_precision,
-        mask=Mask(
-            causal=options.causal,
-            window_left=left,
-            window_right=right,
-            alignment=options.alignment,
-        ),
-        softmax_scale=options.softmax_scale,
-        softcap=options.softcap,
-    )
+def _parse(arguments):
+    """`Inputs`, `Options`, and the problem that they pose."""
+    inputs, options = Inputs(*arguments[:_INPUTS]), Options(*arguments[_INPUTS:])
+    return inputs, options, problem_of(inputs, options)
 
 
 @torch.library.custom_op(
     f"{_NAMESPACE}::attention_forward",
     mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
 )
-def attention_forward_op(q, k, v, *options):  # noqa: ANN002
+def attention_forward_op(*arguments):  # noqa: ANN002
     """The forward pass: o and lse."""
+    inputs, _, problem = _parse(arguments)
+    q, k, v = inputs[:3]
     if not triton_runs_on(q.device.type):
         msg = f"q.device={q.device}: Triton runs no kernel there; move q, k and v to a GPU"
         raise ValueError(msg)
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        outputs = attention_forward(_problem(q, k, v, Options(*options)), q, k, v)
+        outputs = attention_forward(problem, q, k, v, **inputs.terms())
     return outputs.o, outputs.lse
 
 
 @attention_forward_op.register_fake
-def _forward_fake(q, k, v, *options):  # noqa: ANN002
-    _problem(q, k, v, Options(*options))
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _forward_fake(*arguments):  # noqa: ANN002
+    inputs, _, problem = _parse(arguments)
+    q = inputs.q
+    return q.new_empty(problem.shape_o), q.new_empty(problem.shape_lse, dtype=torch.float32)
 
 
 @torch.library.custom_op(
     f"{_NAMESPACE}::attention_backward",
     mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor)",
+    schema="(Tensor o, Tensor lse, Tensor do, Tensor? dlse, bool needs_dbias, "
+    f"{_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _attention_backward_op(q, k, v, o, lse, do, *options):  # noqa: ANN002
-    """The backward pass: dq, dk and dv."""
-    options = Options(*options)
+def _attention_backward_op(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
+    """The backward pass: dq, dk, dv, dbias and dsinks; what is not there is empty."""
+    inputs, options, problem = _parse(arguments)
+    q, k, v = inputs[:3]
+    terms = inputs.terms()
+    if dlse is not None:
+        problem = dataclasses.replace(problem, lse_grad=True)
+        terms["dlse"] = dlse
     gradients = attention_backward if options.deterministic else attention_backward_atomic
     with torch.cuda.device_of(q):
-        grads = gradients(_problem(q, k, v, options), q, k, v, Outputs(o, lse), do)
-    return grads.dq, grads.dk, grads.dv
+        grads = gradients(problem, q, k, v, Outputs(o, lse), do, needs_dbias=needs_dbias, **terms)
+    further = (q.new_empty(0) if x is None else x for x in (grads.dbias, grads.dsinks))
+    return grads.dq, grads.dk, grads.dv, *further
 
 
 @_attention_backward_op.register_fake
-def _backward_fake(q, k, v, *_rest):  # noqa: ANN002
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
-
-
-def _save(ctx, inputs, output):
-    """Keep what the backward pass reads: q, k, v, o and lse only."""
-    q, k, v, *options = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.options = options
-
-
-def _differentiate(ctx, do, _dlse):
-    grads = _attention_backward_op(*ctx.saved_tensors, do, *ctx.options)
-    return (*grads, *(None for _ in ctx.options))
-
-
-attention_forward_op.register_autograd(_differentiate, setup_context=_save)
+def _backward_fake(_o, _lse, _do, _dlse, needs_dbias, *arguments):  # noqa: ANN002
+    inputs, _, _ = _parse(arguments)
+    given = *inputs[:3], inputs.bias if needs_dbias else None, inputs.sinks
+    return tuple(inputs.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
 
 
 @_attention_backward_op.register_autograd
 def _refuse(_ctx, *_grads):  # noqa: ANN002
     msg = "attention: its gradients have no gradients; use PyTorch's math backend for second ones"
     raise NotImplementedError(msg)
+
+
+def _save(ctx, inputs, output):
+    """Keep what the backward pass reads: q, k, v, o and lse, and the terms beside them."""
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output, *inputs[:_INPUTS])
+    ctx.options = inputs[_INPUTS:]
+
+
+def _differentiate(ctx, do, dlse):
+    o, lse, *inputs = ctx.saved_tensors
+    do = torch.zeros_like(o) if do is None else do
+    needs_dbias, needs_dsinks = (ctx.needs_input_grad[i] for i in (3, 5))
+    dq, dk, dv, dbias, dsinks = _attention_backward_op(
+        o, lse, do, dlse, needs_dbias, *inputs, *ctx.options
+    )
+    dbias, dsinks = dbias if needs_dbias else None, dsinks if needs_dsinks else None
+    return (
+        dq,
+        dk,
+        dv,
+        dbias,
+        None,
+        dsinks,
+        *(None for _ in inputs[6:]),
+        *(None for _ in ctx.options),
+    )
+
+
+attention_forward_op.register_autograd(_differentiate, setup_context=_save)

@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from .attention import attention, autocast
-from .operators import DTYPES, triton_runs_on
+from .inputs import DTYPES
+from .operators import triton_runs_on
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -36,8 +37,13 @@ def scaled_dot_product_attention(
     `torch.get_float32_matmul_precision`. Gradients have no gradients; torch's own do in part.
     """
     query, key, value = autocast(query, key, value)
-    plain = attn_mask is None and dropout_p == 0.0
-    if not (plain and _kernels_take(query, key, value, scale, enable_gqa)):
+    if attn_mask is not None:
+        (attn_mask,) = autocast(attn_mask)
+    if not (
+        _kernels_take(query, key, value, scale, enable_gqa)
+        and _mask_fits(attn_mask, query, key, is_causal)
+        and 0.0 <= dropout_p < 1.0
+    ):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -47,6 +53,8 @@ def scaled_dot_product_attention(
         value,
         softmax_scale=scale,
         causal=is_causal,
+        bias=None if attn_mask is None else _bias(attn_mask, query.dtype),
+        dropout_p=dropout_p,
         alignment="top-left",
         dot_precision=_float32_precision(),
     )
@@ -56,6 +64,32 @@ def scaled_dot_product_attention(
 def _float32_precision():
     """What torch is set to; a compiled graph keeps what was set when it was traced."""
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _mask_fits(attn_mask, query, key, is_causal):
+    """Whether a mask is there or not as torch wants it, and a bias can be made of it."""
+    if attn_mask is None:
+        return True
+    full = (*query.shape[:3], key.shape[2])
+    sizes = zip(reversed(attn_mask.shape), reversed(full), strict=False)
+    return (
+        not is_causal
+        and not attn_mask.is_nested
+        and attn_mask.device == query.device
+        and attn_mask.dtype in (torch.bool, query.dtype)
+        and 2 <= attn_mask.dim() <= _AXES
+        and all(size in (1, whole) for size, whole in sizes)
+    )
+
+
+def _bias(attn_mask, dtype):
+    """What is added to the logits; axes along which the mask was expanded stay small."""
+    for axis, stride in enumerate(attn_mask.stride()):
+        if stride == 0 and attn_mask.shape[axis] > 1:
+            attn_mask = attn_mask.narrow(axis, 0, 1)
+    if attn_mask.dtype != torch.bool:
+        return attn_mask
+    return torch.zeros((), dtype=dtype, device=attn_mask.device).where(attn_mask, -math.inf)
 
 
 def _kernels_take(query, key, value, scale, enable_gqa):

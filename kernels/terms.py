@@ -15,17 +15,21 @@ from .tiles import head_start
 
 @triton.jit
 def head_terms(
-    bias, bias_strides, alibi_slopes, diagonal, batch, head,
+    bias, bias_strides, alibi_slopes, alibi, batch, place, head,
     BIAS: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
-    """What `add_terms` needs of one head: bias and its strides along it, slope and diagonal."""
+    """What `add_terms` needs of one head: bias and its strides along it, slope and diagonal.
+
+    `alibi` is the diagonal and how far the slopes of one place, a batch or a packed document, are
+    from the next one's: 0 where they share them.
+    """
     along_bias = (0, 0, 0)
     along_alibi = (0.0, 0)
     if BIAS != "":
         start = head_start(bias, batch, head, bias_strides[0], bias_strides[1], 1)
         along_bias = (start, bias_strides[2], bias_strides[3])
     if ALIBI:
-        along_alibi = (tl.load(alibi_slopes + head), diagonal)
+        along_alibi = (tl.load(alibi_slopes + place * alibi[1] + head), alibi[0])
     return along_bias, along_alibi
 
 

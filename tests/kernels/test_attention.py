@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fa_verify import Mask, ttir
+from fa_verify import Mask, Problem, ttir
 
 
 def leaves(*shapes, dtype=torch.float32):
@@ -17,17 +17,30 @@ def grads(o, inputs):
     return torch.autograd.grad(o, inputs, weights)
 
 
-def exactly(inputs, mask, scale=None, softcap=0.0):
-    """o and lse by the formula in float64."""
+def exactly(
+    inputs, mask, *, scale=None, softcap=0.0, bias=None, slopes=None, sinks=None, keep=None
+):
+    """o and lse by the formula in float64; `keep` is 0, or the factor of what dropout keeps."""
     q, k, v = (x.double() for x in inputs)
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
-    seen = torch.from_numpy(mask.allowed(q.shape[2], k.shape[2]))
+    if bias is not None:
+        logits = logits + bias.double()
+    if slopes is not None:
+        diagonal = torch.arange(seqlen_q)[:, None] + mask.shift(seqlen_q, seqlen_k)
+        distance = (diagonal - torch.arange(seqlen_k)).abs()
+        logits = logits - torch.atleast_2d(slopes.double())[..., None, None] * distance
+    seen = torch.from_numpy(mask.allowed(seqlen_q, seqlen_k))
     logits = logits.masked_fill(~seen, float("-inf"))
-    return logits.softmax(-1) @ v, logits.logsumexp(-1)
+    lse = logits.logsumexp(-1)
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks.double()[:, None].expand_as(lse))
+    p = (logits - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]).exp()
+    return (p if keep is None else p * keep) @ v, lse
 
 
 OPTIONS = {
@@ -56,7 +69,9 @@ def test_gradients_are_those_of_float64(kernels, name):
         o, lse = kernels("attention").attention(*inputs, return_lse=True, **options)
         got = grads(o, inputs)
     assert run.incidents == []
-    exact, exact_lse = exactly(inputs, mask, options.get("softmax_scale"), options.get("softcap"))
+    exact, exact_lse = exactly(
+        inputs, mask, scale=options.get("softmax_scale"), softcap=options.get("softcap")
+    )
     torch.testing.assert_close(o, exact.float())
     torch.testing.assert_close(lse, exact_lse.float())
     torch.testing.assert_close(got, grads(exact, inputs), atol=1e-5, rtol=1e-5)
@@ -75,6 +90,145 @@ def test_numerical_derivatives_agree(kernels, deterministic):
         assert torch.autograd.gradcheck(
             function, inputs, eps=1e-2, atol=2e-3, rtol=2e-3, nondet_tol=1e-6, fast_mode=True
         )
+
+
+BIASES = [(40,), (20, 40), (4, 20, 40), (2, 1, 20, 1), (1, 4, 1, 1), (2, 4, 20, 40), (1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("shape", BIASES, ids=str)
+def test_bias_broadcasts_and_has_a_gradient(kernels, shape, deterministic):
+    inputs = leaves((2, 4, 20, 16), (2, 2, 40, 16), (2, 2, 40, 8), shape)
+    *tensors, bias = inputs
+    with ttir.execute() as run:
+        o = kernels("attention").attention(*tensors, bias=bias, deterministic=deterministic)
+        got = grads(o, inputs)
+    assert run.incidents == []
+    exact, _ = exactly(tensors, Mask(), bias=bias)
+    torch.testing.assert_close(o, exact.float())
+    torch.testing.assert_close(got, grads(exact, inputs), atol=3e-5, rtol=1e-4)
+
+
+def test_a_bias_without_gradient_costs_none(kernels):
+    *tensors, bias = leaves((1, 2, 20, 16), (1, 2, 40, 16), (1, 2, 40, 8), (20, 40))
+    with ttir.execute() as run:
+        o = kernels("attention").attention(*tensors, bias=bias.detach())
+        grads(o, tensors)
+    assert "dbias_kernel" not in {launch.kernel for launch in run.launches}
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 4)])
+def test_alibi_is_of_heads_or_of_each_sequence(kernels, shape):
+    inputs = leaves((2, 4, 20, 16), (2, 2, 40, 16), (2, 2, 40, 8))
+    slopes = torch.linspace(0.01, 0.3, 8)[: 2 ** len(shape) * 2].reshape(shape)
+    with ttir.execute() as run:
+        o = kernels("attention").attention(*inputs, causal=True, alibi_slopes=slopes)
+        got = grads(o, inputs)
+    assert run.incidents == []
+    exact, _ = exactly(inputs, Mask(causal=True), slopes=slopes)
+    torch.testing.assert_close(o, exact.float())
+    torch.testing.assert_close(got, grads(exact, inputs), atol=1e-5, rtol=1e-5)
+
+
+def test_sinks_and_lse_have_gradients(kernels):
+    inputs = leaves((2, 4, 20, 16), (2, 2, 40, 16), (2, 2, 40, 8), (4,))
+    *tensors, sinks = inputs
+    with ttir.execute() as run:
+        o, lse = kernels("attention").attention(*tensors, sinks=sinks, return_lse=True)
+        got = grads(torch.cat((o, lse[..., None]), -1), inputs)
+        got_of_lse = torch.autograd.grad(
+            kernels("attention").attention(*tensors, return_lse=True)[1].sum(), tensors[:2]
+        )
+    assert run.incidents == []
+    exact, exact_lse = exactly(tensors, Mask(), sinks=sinks)
+    expected = grads(torch.cat((exact, exact_lse[..., None]), -1), inputs)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    expected = torch.autograd.grad(exactly(tensors, Mask())[1].sum(), tensors[:2])
+    torch.testing.assert_close(got_of_lse, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_dropout_drops_the_same_forward_and_backward(kernels, deterministic):
+    inputs = leaves((2, 4, 20, 16), (2, 2, 40, 16), (2, 2, 40, 8))
+    attention = kernels("attention").attention
+    problem = Problem(
+        batch=2, heads_q=4, heads_kv=2, seqlen_q=20, seqlen_k=40, head_dim=16, head_dim_v=8,
+        dropout=0.3,
+    )  # fmt: skip
+    keep = kernels("dropout").keep(problem, 123, "cpu")
+    with ttir.execute() as run:
+        o, lse = attention(
+            *inputs,
+            dropout_p=0.3,
+            dropout_seed=123,
+            return_lse=True,
+            deterministic=deterministic,
+        )
+        got = grads(o, inputs)
+    assert run.incidents == []
+    assert 0.25 < 1 - keep.double().mean() < 0.35  # of 6,400 elements
+    exact, exact_lse = exactly(inputs, Mask(), keep=keep / 0.7)
+    torch.testing.assert_close(o, exact.float())
+    torch.testing.assert_close(lse, exact_lse.float())
+    torch.testing.assert_close(got, grads(exact, inputs), atol=1e-5, rtol=1e-5)
+
+
+def test_dropout_follows_the_generator(kernels):
+    inputs = leaves((1, 2, 20, 16), (1, 2, 40, 16), (1, 2, 40, 8))
+    attention = kernels("attention").attention
+    with ttir.execute():
+        torch.manual_seed(5)
+        first, second = (attention(*inputs, dropout_p=0.5) for _ in range(2))
+        torch.manual_seed(5)
+        again = attention(*inputs, dropout_p=0.5)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_module_drops_in_training_only(kernels):
+    module = kernels("attention").FlashAttention(dropout_p=0.5)
+    inputs = leaves((1, 2, 20, 16), (1, 2, 40, 16), (1, 2, 40, 8))
+    with ttir.execute():
+        trained, evaluated = module(*inputs), module.eval()(*inputs)
+    exact = exactly(inputs, Mask())[0].float()
+    torch.testing.assert_close(evaluated, exact)
+    assert (trained - exact).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_sequences_are_attended_one_by_one(kernels, causal):
+    lengths = ((7, 3), (0, 4), (20, 20), (5, 0), (1, 30))
+    q, k, v = inputs = leaves((33, 4, 16), (57, 2, 16), (57, 2, 8))
+    starts = [
+        torch.tensor([0, *(part[i] for part in lengths)], dtype=torch.int32)
+        .cumsum(0)
+        .to(torch.int32)
+        for i in (0, 1)
+    ]
+    slopes = torch.rand(len(lengths), 4)
+    with ttir.execute() as run:
+        o, lse = kernels("attention").attention_varlen(
+            *inputs, *starts, causal=causal, alibi_slopes=slopes, return_lse=True
+        )
+        got = grads(o, inputs)
+    assert run.incidents == []
+    parts = [
+        [x[None].transpose(1, 2) for x in one]
+        for one in zip(
+            q.split([n for n, _ in lengths]),
+            k.split([n for _, n in lengths]),
+            v.split([n for _, n in lengths]),
+            strict=True,
+        )
+    ]
+    exact = [
+        exactly(part, Mask(causal=causal), slopes=slope)
+        for part, slope in zip(parts, slopes, strict=True)
+    ]
+    exact_o = torch.cat([o[0].transpose(0, 1) for o, _ in exact])
+    torch.testing.assert_close(o, exact_o.float())
+    torch.testing.assert_close(lse, torch.cat([lse[0] for _, lse in exact], -1).float())
+    torch.testing.assert_close(got, grads(exact_o, inputs), atol=1e-5, rtol=1e-5)
 
 
 def test_module_and_its_gradients(kernels):
@@ -123,6 +277,11 @@ def test_shapes_that_do_not_fit_are_refused(kernels, shapes, message):
         ({"alignment": "left"}, "alignment='left': must be"),
         ({"dot_precision": "tf16"}, "dot_precision='tf16': must be one of"),
         ({"softmax_scale": float("inf")}, "softmax_scale=inf: must be finite"),
+        ({"dropout_p": 1.0}, "dropout=1.0: must be"),
+        ({"bias": torch.zeros(3, 8)}, r"bias: torch.float32 \(1, 1, 3, 8\): must be"),
+        ({"bias": torch.zeros(8, dtype=torch.int32)}, "bias: torch.int32"),
+        ({"alibi_slopes": torch.ones(2)}, r"alibi_slopes: torch.float32 \(2,\): must be float32"),
+        ({"sinks": torch.ones(1).half()}, r"sinks: torch.float16 \(1,\): must be float32"),
     ],
 )
 def test_options_that_break_their_rule_are_refused(kernels, options, message):

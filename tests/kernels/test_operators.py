@@ -16,16 +16,41 @@ def leaves(dtype=torch.float32):
 @pytest.mark.parametrize("causal", [True, False])
 def test_torch_finds_nothing_wrong(kernels, on_the_cpu, causal, deterministic):
     operators = kernels("operators")
-    options = operators.Options(None, causal, -1, -1, 0.0, "bottom-right", "ieee", deterministic)
-    torch.library.opcheck(operators.attention_forward_op, (*leaves(), *options))
+    inputs = kernels("inputs")
+    options = inputs.Options(causal=causal, deterministic=deterministic)
+    torch.library.opcheck(operators.attention_forward_op, (*inputs.Inputs(*leaves()), *options))
+    assert "dkdv_kernel" in on_the_cpu
+
+
+def test_torch_finds_nothing_wrong_with_terms(kernels, on_the_cpu):
+    inputs = kernels("inputs")
+    bias, slopes, sinks = (torch.randn(shape) for shape in ((1, 2, 20, 1), (2,), (2,)))
+    tensors = inputs.Inputs(
+        *leaves(), bias.requires_grad_(), slopes, sinks.requires_grad_(), torch.tensor(3)
+    )
+    options = inputs.Options(dropout_p=0.2)
+    torch.library.opcheck(kernels("operators").attention_forward_op, (*tensors, *options))
+    assert "dbias_kernel" in on_the_cpu
+
+
+def test_torch_finds_nothing_wrong_with_packed_sequences(kernels, on_the_cpu):
+    inputs = kernels("inputs")
+    starts = (torch.tensor(x, dtype=torch.int32) for x in ([0, 5, 20], [0, 20, 24]))
+    tensors = inputs.Inputs(*leaves(), None, None, None, None, *starts)
+    torch.library.opcheck(
+        kernels("operators").attention_forward_op, (*tensors, *inputs.Options(causal=True))
+    )
     assert "dkdv_kernel" in on_the_cpu
 
 
 def test_torch_finds_nothing_wrong_with_strides(kernels, on_the_cpu):
     operators = kernels("operators")
-    options = operators.Options(0.3, True, 5, -1, 2.0, "top-left", "ieee", True)
-    inputs = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in leaves()]
-    torch.library.opcheck(operators.attention_forward_op, (*inputs, *options))
+    inputs = kernels("inputs")
+    options = inputs.Options(
+        softmax_scale=0.3, causal=True, window_left=5, softcap=2.0, alignment="top-left"
+    )
+    tensors = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in leaves()]
+    torch.library.opcheck(operators.attention_forward_op, (*inputs.Inputs(*tensors), *options))
     assert "forward_kernel" in on_the_cpu
 
 
@@ -103,7 +128,7 @@ def test_only_these_tensors_are_saved(kernels, on_the_cpu):
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         o, lse = kernels("attention").attention(*inputs, return_lse=True)
-    assert [x.data_ptr() for x in saved] == [x.data_ptr() for x in (*inputs, o, lse)]
+    assert [x.data_ptr() for x in saved] == [x.data_ptr() for x in (o, lse, *inputs)]
     assert on_the_cpu == ["forward_kernel"]
 
 

@@ -38,6 +38,60 @@ def test_it_is_top_left_as_in_torch(sdpa, is_causal):
     torch.testing.assert_close(got, grads(exact, inputs), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(20, 150), (2, 1, 1, 150), (1, 4, 20, 1), (2, 4, 20, 150)])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks_are_torchs_and_run_by_the_kernels(sdpa, kind, shape):
+    *inputs, mask = leaves((2, 4, 20, 16), (2, 2, 150, 16), (2, 2, 150, 8), shape)
+    if kind == "bool":
+        mask = (mask.detach() > -1).expand(2, 4, 20, 150)
+    differentiated = inputs if kind == "bool" else [*inputs, mask]
+    with ttir.execute() as run:
+        o = sdpa(*inputs, attn_mask=mask, enable_gqa=True)
+        got = grads(o, differentiated)
+    assert run.incidents == []
+    launched = {launch.kernel for launch in run.launches}
+    assert {"forward_kernel", "dkdv_kernel"} <= launched
+    assert ("dbias_kernel" in launched) == (kind == "float")
+    exact = functional.scaled_dot_product_attention(*inputs, attn_mask=mask, enable_gqa=True)
+    torch.testing.assert_close(o, exact, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, grads(exact, differentiated), atol=2e-5, rtol=1e-4)
+
+
+def test_rows_that_a_mask_hides_whole_are_torchs(sdpa):
+    inputs = leaves((1, 2, 20, 16), (1, 2, 150, 16), (1, 2, 150, 8))
+    mask = torch.arange(20)[:, None] % 3 > 0
+    with ttir.execute():
+        o = sdpa(*inputs, attn_mask=mask.expand(20, 150))
+        got = grads(o, inputs)
+    exact = functional.scaled_dot_product_attention(*inputs, attn_mask=mask.expand(20, 150))
+    torch.testing.assert_close(o, exact)
+    torch.testing.assert_close(got, grads(exact, inputs), atol=1e-5, rtol=1e-4)
+
+
+def test_dropout_is_that_of_the_generator(sdpa, kernels):
+    inputs = leaves((1, 2, 150, 16), (1, 2, 150, 16), (1, 2, 150, 16))
+    with ttir.execute():
+        torch.manual_seed(1)
+        o = sdpa(*inputs, dropout_p=0.25)
+        torch.manual_seed(1)
+        expected = kernels("attention").attention(*inputs, dropout_p=0.25)
+    assert torch.equal(o, expected)
+    assert not torch.equal(o, functional.scaled_dot_product_attention(*inputs))
+
+
+@pytest.mark.parametrize("dropout_p", [-0.1, 1.0, 1.5])
+def test_dropout_that_kernels_do_not_take_is_torchs(sdpa, dropout_p):
+    inputs = leaves((1, 2, 150, 16), (1, 2, 150, 16), (1, 2, 150, 16))
+    with ttir.execute() as run:
+        got = outcome(sdpa, *inputs, dropout_p=dropout_p)
+        expected = outcome(functional.scaled_dot_product_attention, *inputs, dropout_p=dropout_p)
+    assert run.launches == []
+    if isinstance(expected, tuple):
+        assert got == expected
+    else:
+        torch.testing.assert_close(got, expected, equal_nan=True)
+
+
 def test_short_lengths_are_torchs(sdpa):
     inputs = leaves((1, 1, 30, 16), (1, 1, 40, 16), (1, 1, 40, 16))
     with ttir.execute() as run:

@@ -1,0 +1,81 @@
+"""From which length on the drop-in's kernels are faster than PyTorch's own attention.
+
+    PYTHONPATH=. python benchmarks/short_sequences.py
+
+Time until the card is idle of calls in a row, launching included: short sequences cost the launch.
+A cell is PyTorch's time over ours (above 1: ours is faster) and ours in us: forward without
+gradients / forward and backward.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.attention import attention
+
+LENGTHS = (16, 64, 128, 256, 512, 1024, 2048)
+BATCHES, HEADS = (1, 8, 32), 16
+FORMS = [
+    (torch.bfloat16, 64, True),
+    (torch.bfloat16, 64, False),
+    (torch.bfloat16, 80, False),
+    (torch.bfloat16, 128, True),
+    (torch.float32, 64, True),
+]
+CALLS, ROUNDS = 20, 3
+
+
+def seconds(run):
+    """The median of rounds of calls in a row."""
+    took = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(CALLS):
+            run()
+        torch.cuda.synchronize()
+        took.append((time.perf_counter() - begin) / CALLS)
+    return statistics.median(took)
+
+
+def gradients(function, inputs):
+    return torch.autograd.grad(function(*inputs), inputs, inputs[0].detach())
+
+
+def ratios(ours, torchs, shape, dtype):
+    """PyTorch's time over ours, of forward, and of forward and backward; and ours in us."""
+    inputs = [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
+    found = []
+    for run in (lambda f: f(*(x.detach() for x in inputs)), lambda f: gradients(f, inputs)):
+        for function in (ours, torchs):  # compiled and tuned
+            run(function)
+        took = [seconds(functools.partial(run, function)) for function in (ours, torchs)]
+        found.append((took[1] / took[0], 1e6 * took[0]))
+    return found
+
+
+def main() -> None:
+    print(torch.cuda.get_device_name(), torch.__version__)
+    print(f"| dtype | head_dim | causal | batch x heads | {' | '.join(map(str, LENGTHS))} |")
+    print("|---|---|---|---|" + "---|" * len(LENGTHS))
+    for dtype, head_dim, causal in FORMS:
+        ours = functools.partial(attention, causal=causal, alignment="top-left")
+        torchs = functools.partial(scaled_dot_product_attention, is_causal=causal)
+        for batch in BATCHES:
+            cells = []
+            for seqlen in LENGTHS:
+                forward, both = ratios(ours, torchs, (batch, HEADS, seqlen, head_dim), dtype)
+                cells.append(
+                    f"{forward[0]:.2f} / {both[0]:.2f} ({forward[1]:.0f} / {both[1]:.0f} us)"
+                )
+            form = f"{str(dtype).removeprefix('torch.')} | {head_dim} | {causal}"
+            print(f"| {form} | {batch} x {HEADS} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,8 +5,9 @@ import triton
 from fa_verify import cu_seqlens
 
 from . import dropout
+from .block_mask import block_mask, block_size
 
-__all__ = ["arguments", "blocks_of", "clamped_scale", "split_columns", "vector"]
+__all__ = ["arguments", "blocks_of", "clamped_scale", "of_keys", "split_columns", "vector"]
 
 _LARGEST_SCALE = 2.3e38  # float32 holds log2(e) times it
 _BYTES_A_VECTOR = 16
@@ -48,10 +49,13 @@ def vector(*tensors):  # noqa: ANN002
 def _band(problem, *, packed):
     """(band_lo, band_hi, HAS_LO, HAS_HI): query i sees key j when band_lo <= j - i <= band_hi.
 
-    Each packed document has a diagonal of its own: then, limits of j - the diagonal of i.
+    Each packed document has a diagonal of its own: then, limits of j - the diagonal of i. A mask
+    with gaps is all in its blocks.
     """
     seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
     right = 0 if mask.causal else mask.window_right
+    if mask.pattern:
+        return -seqlen_q, seqlen_k, False, False
     if packed:
         furthest = seqlen_q + seqlen_k  # hides nothing
         left = furthest if mask.window_left is None else min(mask.window_left, furthest)
@@ -65,6 +69,25 @@ def _band(problem, *, packed):
     has_hi = has_lo or band_hi < seqlen_k - 1  # a variant less to compile
     least, most = -seqlen_q, seqlen_k
     return min(max(band_lo, least), most), min(max(band_hi, least), most), has_lo, has_hi
+
+
+def _gaps(problem, device):
+    """The blocks of a mask with gaps, by queries."""
+    if not problem.mask.pattern:
+        return {"kinds": None, "tiles": None, "offsets": None, "listed": None, "SPARSE": 0}
+    kinds, tiles, (offsets, listed), _ = block_mask(problem, device)
+    return {
+        "kinds": kinds, "tiles": tiles, "offsets": offsets, "listed": listed,
+        "SPARSE": block_size(problem),
+    }  # fmt: skip
+
+
+def of_keys(problem, arguments):
+    """The arguments of a kernel whose programs each have keys, and not queries."""
+    if not problem.mask.pattern:
+        return arguments
+    offsets, listed = block_mask(problem, arguments["kinds"].device).by_key
+    return arguments | {"offsets": offsets, "listed": listed}
 
 
 def arguments(
@@ -83,7 +106,7 @@ def arguments(
             None: as the problem's mask has it.
     """
     seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
-    if starts is None and mask.documents:
+    if starts is None and mask.documents and not mask.pattern:  # blocks say that too
         starts = cu_seqlens(problem, tensors[0].device)[:2]
     packed = starts is not None
     band_lo, band_hi, has_lo, has_hi = _band(problem, packed=packed)
@@ -114,6 +137,7 @@ def arguments(
         if alibi_slopes is None
         else (mask.shift(seqlen_q, seqlen_k), problem.heads_q * (alibi_slopes.dim() - 1)),
         "dropout": None if dropout_seed is None else dropout.arguments(problem, dropout_seed),
+        **_gaps(problem, tensors[0].device),
         "BLOCK_D": block_d,
         "TAIL_D": tail_d,
         "PADDED_D": padded_d,

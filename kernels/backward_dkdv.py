@@ -9,6 +9,7 @@ to the float32 sums, and everything else is float32.
 import triton
 import triton.language as tl
 
+from .block_mask import block_seen, listed_row, listed_rows
 from .documents import document_band, document_rows, find_document, skip_rows
 from .dropout import keep_tile
 from .scores import is_visible, load_lse_log2, probabilities, query_range
@@ -47,10 +48,11 @@ def dkdv_kernel(
     heads_q, heads_kv, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
     starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout,
+    kinds, tiles, offsets, listed,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
-    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
+    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, SPARSE: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr, GQA: tl.constexpr, ATOMIC_DQ: tl.constexpr,
     BIAS: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -130,7 +132,10 @@ def dkdv_kernel(
         for INTERIOR in tl.static_range(0, 1 if HAS_LO else 2):
             begin = interior_begin if INTERIOR == 1 else query_begin
             end = query_end if INTERIOR == 1 else interior_begin
-            for first_query in tl.range(begin, end, BLOCK_M):
+            if SPARSE > 0:
+                begin, end = listed_rows(offsets, first_key // SPARSE, 1 - INTERIOR, SPARSE)
+            for step in tl.range(begin, end, BLOCK_M):
+                first_query = listed_row(listed, step, SPARSE) if SPARSE > 0 else step
                 queries = first_query + tl.arange(0, BLOCK_M)
                 q_tile, q_tail = load_rows(
                     q_head, first_query, length_q, head_dim, stride_qm, stride_qd,
@@ -150,9 +155,16 @@ def dkdv_kernel(
                     BLOCK_M, BLOCK_N, True, SOFTCAP, BIAS, ALIBI,
                 )  # fmt: skip
                 if INTERIOR == 0:
-                    visible = is_visible(
-                        queries[None, :], keys[:, None], length_k, band_lo, band_hi, HAS_LO, HAS_HI
-                    )
+                    if SPARSE > 0:
+                        visible = block_seen(
+                            kinds, tiles, first_query, first_key, seqlen_k,
+                            BLOCK_M, BLOCK_N, True, SPARSE,
+                        )  # fmt: skip
+                    else:
+                        visible = is_visible(
+                            queries[None, :], keys[:, None], length_k, band_lo, band_hi,
+                            HAS_LO, HAS_HI,
+                        )  # fmt: skip
                     p = tl.where(visible, p, 0.0)
                 weights = p
                 if DROPOUT:

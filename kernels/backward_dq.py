@@ -6,6 +6,7 @@ The formulas stand in backward_dkdv.py.
 import triton
 import triton.language as tl
 
+from .block_mask import block_seen, listed_row, listed_rows
 from .documents import document_band, document_rows, find_document, skip_rows
 from .dropout import keep_tile
 from .scores import is_visible, key_range, load_lse_log2, probabilities
@@ -83,10 +84,11 @@ def dq_kernel(
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
     starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout,
+    kinds, tiles, offsets, listed,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
-    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
+    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, SPARSE: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
     BIAS: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -149,7 +151,10 @@ def dq_kernel(
     for MASKED in tl.static_range(1 if HAS_LO else 0, 2):
         begin = interior_end if MASKED == 1 else key_begin
         end = key_end if MASKED == 1 else interior_end
-        for first_key in tl.range(begin, end, BLOCK_N):
+        if SPARSE > 0:
+            begin, end = listed_rows(offsets, first_query // SPARSE, MASKED, SPARSE)
+        for step in tl.range(begin, end, BLOCK_N):
+            first_key = listed_row(listed, step, SPARSE) if SPARSE > 0 else step
             k_tile, k_tail = load_rows(
                 k_head, first_key, length_k, head_dim, stride_kn, stride_kd,
                 BLOCK_N, BLOCK_D, TAIL_D, MASKED == 1, PADDED_D, VECTOR,
@@ -166,9 +171,15 @@ def dq_kernel(
             )  # fmt: skip
             if MASKED == 1:
                 keys = first_key + tl.arange(0, BLOCK_N)
-                visible = is_visible(
-                    queries[:, None], keys[None, :], length_k, band_lo, band_hi, HAS_LO, HAS_HI
-                )
+                if SPARSE > 0:
+                    visible = block_seen(
+                        kinds, tiles, first_query, first_key, seqlen_k,
+                        BLOCK_M, BLOCK_N, False, SPARSE,
+                    )  # fmt: skip
+                else:
+                    visible = is_visible(
+                        queries[:, None], keys[None, :], length_k, band_lo, band_hi, HAS_LO, HAS_HI
+                    )
                 p = tl.where(visible, p, 0.0)
             dp = dot_rows(do_tile, do_tail, v_tile, v_tail, TAIL_DV, DOT_PRECISION)
             if DROPOUT:

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from . import configs
 from .arguments import blocks_of
+from .block_mask import block_seen
 from .documents import document_band, document_rows, find_document, skip_rows
 from .dropout import keep_tile
 from .scores import is_visible, key_range, load_lse_log2, probabilities, query_range
@@ -49,10 +50,11 @@ def dbias_kernel(
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
     starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout,
+    kinds, tiles, offsets, listed,  # noqa: ARG001 (others walk lists of blocks; this visits all)
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
-    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
+    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, SPARSE: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
     BIAS: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     BY_QUERY: tl.constexpr, BY_KEY: tl.constexpr,
@@ -162,9 +164,15 @@ def dbias_kernel(
                     )
                     dp = tl.where(kept, dp * dropout[2], 0.0)
                 keys = first_key + tl.arange(0, BLOCK_N)
-                visible = is_visible(
-                    queries[:, None], keys[None, :], length_k, band_lo, band_hi, HAS_LO, HAS_HI
-                )
+                if SPARSE > 0:
+                    visible = block_seen(
+                        kinds, tiles, first_query, first_key, seqlen_k,
+                        BLOCK_M, BLOCK_N, False, SPARSE,
+                    )  # fmt: skip
+                else:
+                    visible = is_visible(
+                        queries[:, None], keys[None, :], length_k, band_lo, band_hi, HAS_LO, HAS_HI
+                    )
                 # 0 times a dp that overflowed is NaN.
                 total += tl.where(visible & (p != 0.0), p * (dp - row_delta[:, None]), 0.0)
 

@@ -50,6 +50,11 @@ _KEY = ["seqlen_bucket", "BLOCK_D", "TAIL_D", "BLOCK_DV", "TAIL_DV", "HAS_LO", "
         "DOT_PRECISION", "VECTOR", "BIAS", "ALIBI", "DROPOUT"]  # fmt: skip
 
 
+def _divides(config, sparse):
+    """Whether each tile lies in one block of a mask with gaps; 0: of another mask."""
+    return not (sparse % config.kwargs["BLOCK_M"] or sparse % config.kwargs["BLOCK_N"])
+
+
 def autotuned(kernel, table, reset_to_zero=()):
     """Return ``choose(arguments, element_size)``: the kernel, autotuned over the list that fits.
 
@@ -61,8 +66,9 @@ def autotuned(kernel, table, reset_to_zero=()):
     key = [name for name in _KEY if name in kernel.arg_names]
 
     @functools.cache
-    def tuned(element_size, columns):
-        configs = table[element_size, columns]
+    def tuned(element_size, columns, sparse):
+        fits = (config for config in table[element_size, columns] if _divides(config, sparse))
+        configs = list(fits)
         return triton.autotune(configs, key=key, reset_to_zero=reset_to_zero or None)(kernel)
 
     def choose(arguments, element_size):
@@ -71,6 +77,6 @@ def autotuned(kernel, table, reset_to_zero=()):
         )
         if arguments["DOT_PRECISION"] != "tf32":
             element_size = 8
-        return tuned(element_size, 128 if widest <= 128 else 256)
+        return tuned(element_size, 128 if widest <= 128 else 256, arguments["SPARSE"])
 
     return choose

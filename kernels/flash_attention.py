@@ -1,6 +1,7 @@
 """FlashAttention for training: o = softmax(softcap(scale q k^T) + mask) v, its lse and gradients.
 
-Also with an additive bias, ALiBi and sinks (terms.py), dropout (dropout.py), a gradient of lse.
+Also with an additive bias, ALiBi and sinks (terms.py), dropout (dropout.py), a gradient of lse, of
+packed documents (documents.py) and under masks with gaps (block_mask.py).
 
 Two kernels under test share one forward pass. ``flash`` computes its gradients without atomics and
 gives the same bits on every run; ``flash_atomic`` adds dQ atomically into a float32 buffer.
@@ -12,11 +13,11 @@ import dataclasses
 import torch
 import triton
 
-from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs
+from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, patterns
 
 from . import configs, dropout
 from .arguments import arguments as arguments_of
-from .arguments import blocks_of, vector
+from .arguments import blocks_of, of_keys, vector
 from .backward_dkdv import dkdv_kernel
 from .backward_dq import delta_kernel, dq_kernel
 from .backward_terms import bias_gradient, sinks_gradient
@@ -93,7 +94,8 @@ def attention_backward(
         kernel = _dkdv_tuned(arguments, q.element_size())
         kernel[_key_blocks(problem, arguments["documents"])](
             q, k, v, do, outputs.lse, delta, dk, dv, None, *strides,
-            heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=False, **arguments,
+            heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=False,
+            **of_keys(problem, arguments),
         )  # fmt: skip
     if dq.numel():
         kernel = _dq_tuned(arguments, q.element_size())
@@ -119,7 +121,8 @@ def attention_backward_atomic(
         kernel[_key_blocks(problem, arguments["documents"])](
             q, k, v, do, outputs.lse, delta, dk, dv, dq_sum,
             *q.stride(), *k.stride(), *v.stride(), *do.stride(),
-            heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=True, **arguments,
+            heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=True,
+            **of_keys(problem, arguments),
         )  # fmt: skip
     dq = dq_sum.mul_(arguments["softmax_scale"]).to(q.dtype)
     further = _further(problem, q, k, v, outputs, do, delta, sinks, arguments, needs_dbias)
@@ -171,12 +174,22 @@ def _key_blocks(problem, documents):
     return lambda meta: (blocks_of(documents, problem.seqlen_k, meta["BLOCK_N"]) * sequences,)
 
 
+def _accepts(problem):
+    """Blocks of a mask with gaps do not say where a document begins: its diagonal and its bits."""
+    mask = problem.mask
+    if mask.pattern and mask.documents and (problem.alibi or problem.dropout):
+        return "ALiBi or dropout of documents under a pattern"
+    return None
+
+
 _CAPABILITIES = Capabilities(
     dot_precisions=("ieee", "tf32", "tf32x3"),
     head_dims_v=range(1, 257),
     window=True,
     softcap=True,
     documents=True,
+    patterns=patterns.NAMES,
+    accepts=_accepts,
     deterministic=True,
     batch_invariant=True,
 )

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from .block_mask import block_seen, listed_row, listed_rows
 from .documents import document_band, document_rows, find_document, skip_rows
 from .dropout import keep_tile
 from .scores import LOG2E, is_visible, key_range, tanh
@@ -32,10 +33,11 @@ def forward_kernel(
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
     starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout, sinks,
+    kinds, tiles, offsets, listed,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
-    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr,
+    VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, SPARSE: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
     BIAS: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -126,7 +128,10 @@ def forward_kernel(
     for MASKED in tl.static_range(1 if HAS_LO else 0, 2):
         begin = interior_end if MASKED == 1 else key_begin
         end = key_end if MASKED == 1 else interior_end
-        for first_key in tl.range(begin, end, BLOCK_N):
+        if SPARSE > 0:
+            begin, end = listed_rows(offsets, first_query // SPARSE, MASKED, SPARSE)
+        for step in tl.range(begin, end, BLOCK_N):
+            first_key = listed_row(listed, step, SPARSE) if SPARSE > 0 else step
             k_tile, k_tail = load_rows(
                 k_head, first_key, length_k, head_dim, stride_kn, stride_kd,
                 BLOCK_N, BLOCK_D, TAIL_D, MASKED == 1, PADDED_D, VECTOR,
@@ -141,9 +146,15 @@ def forward_kernel(
                 )  # fmt: skip
             if MASKED == 1:
                 keys = first_key + tl.arange(0, BLOCK_N)
-                visible = is_visible(
-                    queries[:, None], keys[None, :], length_k, band_lo, band_hi, HAS_LO, HAS_HI
-                )
+                if SPARSE > 0:
+                    visible = block_seen(
+                        kinds, tiles, first_query, first_key, seqlen_k,
+                        BLOCK_M, BLOCK_N, False, SPARSE,
+                    )  # fmt: skip
+                else:
+                    visible = is_visible(
+                        queries[:, None], keys[None, :], length_k, band_lo, band_hi, HAS_LO, HAS_HI
+                    )
                 m_new = tl.maximum(m, tl.max(tl.where(visible, scores, float("-inf")), 1))
             else:
                 m_new = tl.maximum(m, tl.max(scores, 1))

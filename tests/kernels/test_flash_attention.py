@@ -69,7 +69,7 @@ def worst(got, want):
 
 def _packed(*documents, **fields):
     """A problem whose sequence is these (queries, keys)."""
-    bands = ("causal", "window_left", "window_right", "alignment")
+    bands = ("causal", "window_left", "window_right", "alignment", "pattern")
     mask = Mask(documents=documents, **{name: fields.pop(name) for name in bands if name in fields})
     seqlen_q, seqlen_k = (sum(side) for side in zip(*documents, strict=True))
     return Problem(seqlen_q=seqlen_q, seqlen_k=seqlen_k, mask=mask, **fields)
@@ -109,6 +109,21 @@ PROBLEMS = {
     ),
     "documents: one, and no mask": _packed((21, 33), head_dim=16, head_dim_v=16, softcap=3.0),
     "documents: all empty of keys": _packed((3, 0), (4, 0), head_dim=16, head_dim_v=16),
+    "blocks: some hidden, more queries than keys, grouped": Problem(
+        batch=2, heads_q=4, heads_kv=2, seqlen_q=150, seqlen_k=90, head_dim=80, head_dim_v=80,
+        mask=Mask(pattern="block-sparse:32:50:3"),
+    ),
+    "blocks: whole, partial and hidden under a band": Problem(
+        heads_q=2, heads_kv=2, seqlen_q=70, seqlen_k=333, head_dim=20, head_dim_v=40,
+        dtype="float32", softcap=2.0, mask=Mask(window_left=150, pattern="prefix:70"),
+    ),
+    "blocks: elements here and there, of documents too": _packed(
+        (70, 65), (0, 9), (30, 100), head_dim=16, head_dim_v=16, causal=True, pattern="predicate:3",
+    ),
+    "blocks: none seen": Problem(
+        seqlen_q=70, seqlen_k=70, head_dim=16, head_dim_v=16,
+        mask=Mask(pattern="block-sparse:8:0:0"),
+    ),
     "one key": Problem(seqlen_q=3, seqlen_k=1, head_dim=1, head_dim_v=1, dtype="float32"),
     "no keys": Problem(seqlen_q=5, seqlen_k=0, head_dim=8, head_dim_v=8),
     "no queries": Problem(seqlen_q=0, seqlen_k=5, head_dim=8, head_dim_v=8),
@@ -129,10 +144,11 @@ def test_matches_the_formula(kernels, problem, name):
         assert worst(one, exact) < TOLERANCE[problem.dtype]
 
 
+@pytest.mark.parametrize("pattern", ["", "global-local:9:2"])
 @pytest.mark.parametrize("documents", [(), ((5, 0), (0, 7), (19, 130), (0, 0), (16, 13))])
 @pytest.mark.parametrize("config", range(4))
-def test_every_configuration_of_half_precision(kernels, config, documents):
-    mask = Mask(causal=True, documents=documents)
+def test_every_configuration_of_half_precision(kernels, config, documents, pattern):
+    mask = Mask(causal=True, documents=documents, pattern=pattern)
     problem = Problem(seqlen_q=40, seqlen_k=150, head_dim=16, head_dim_v=16, mask=mask)
     kernel = kernels("flash_attention").flash
     q, k, v, do = tensors(problem)

@@ -147,6 +147,17 @@ PROBLEMS = {
         batch=1, seqlen_q=37, seqlen_k=70, alibi=True, dropout=0.5,
         mask=Mask(window_left=7, alignment="top-left", documents=((20, 40), (17, 30))),
     ),
+    **{
+        f"blocks, all, bias {axes}": problem(
+            seqlen_q=150, seqlen_k=90, bias=axes, alibi=True, sinks=True, dropout=0.2,
+            lse_grad=True, mask=Mask(causal=True, pattern="block-sparse:32:60:1"),
+        )
+        for axes in ("q", "k", "h", "bhqk")
+    },
+    "blocks, documents": problem(
+        batch=1, seqlen_q=80, seqlen_k=110, bias="hqk", sinks=True,
+        mask=Mask(pattern="dilated:2", documents=((5, 70), (0, 3), (40, 0), (35, 37))),
+    ),
     "all": problem(
         bias="bqk", alibi=True, sinks=True, dropout=0.2, lse_grad=True, softcap=3.0, mask=CAUSAL,
         softmax_scale=-0.3,

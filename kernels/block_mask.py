@@ -1,0 +1,118 @@
+"""Masks with gaps: which square blocks of the logits are seen, wholly or in part, and which not.
+
+The host sorts blocks of SPARSE queries x SPARSE keys into three kinds. A kernel walks the blocks
+that its rows (or its keys) see, those first that need no mask; of the others it reads which
+elements are seen, a byte each. What is stored is O(partial blocks), but for four bytes a block.
+"""
+
+import functools
+import typing
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+__all__ = ["BlockMask", "block_mask", "block_seen", "block_size", "listed_row", "listed_rows"]
+
+_HIDDEN, _WHOLE = -1, -2
+_LONG = 2048  # from here on larger blocks: fewer to walk, and tiles of 128 fit in one
+
+
+class BlockMask(typing.NamedTuple):
+    """A mask as kernels take it; int32 but for the tiles, on the kernels' device.
+
+    Attributes:
+        kinds: (blocks of queries, blocks of keys): the number of a partial block's tile, or
+            whether it is hidden or whole.
+        tiles: (partial blocks, SPARSE, SPARSE) int8: 1 where the query (row) sees the key.
+        by_query: (offsets, blocks): block i of queries wholly sees the blocks of keys listed
+            from ``offsets[2 i]`` on, and partly those from ``offsets[2 i + 1]`` on, up to
+            ``offsets[2 i + 2]``.
+        by_key: The same of blocks of keys.
+    """
+
+    kinds: torch.Tensor
+    tiles: torch.Tensor
+    by_query: tuple[torch.Tensor, torch.Tensor]
+    by_key: tuple[torch.Tensor, torch.Tensor]
+
+
+def block_size(problem):
+    """Queries and keys a block: a multiple of the tiles of the configurations that are used."""
+    return 128 if max(problem.seqlen_q, problem.seqlen_k) >= _LONG else 64
+
+
+def block_mask(problem, device):
+    """The problem's mask; everybody's: leave it as it is."""
+    return _block_mask(
+        problem.mask, problem.seqlen_q, problem.seqlen_k, block_size(problem), torch.device(device)
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _block_mask(mask, seqlen_q, seqlen_k, size, device):
+    kinds = np.full((triton.cdiv(seqlen_q, size), triton.cdiv(seqlen_k, size)), _HIDDEN, np.int32)
+    tiles = []
+    for row in range(kinds.shape[0]):
+        queries = slice(row * size, min(seqlen_q, (row + 1) * size))
+        count = queries.stop - queries.start
+        seen = np.zeros((size, kinds.shape[1] * size), dtype=bool)
+        seen[:count, :seqlen_k] = mask.allowed(seqlen_q, seqlen_k, queries)
+        seen = seen.reshape(size, -1, size)
+        whole = seen[:count].all(axis=(0, 2))  # past the last key nothing is seen
+        partial = seen.any(axis=(0, 2)) & ~whole
+        first = sum(map(len, tiles))
+        kinds[row, whole] = _WHOLE
+        kinds[row, partial] = np.arange(first, first + partial.sum())
+        tiles.append(seen[:, partial].transpose(1, 0, 2).astype(np.int8))
+    tiles = np.concatenate([*tiles, np.zeros((1, size, size), np.int8)])  # never of no element
+    return BlockMask(
+        torch.from_numpy(kinds).to(device),
+        torch.from_numpy(tiles).to(device),
+        _lists(kinds, device),
+        _lists(kinds.T, device),
+    )
+
+
+def _lists(kinds, device):
+    """Of each row, its whole and then its partial blocks, one row after the other."""
+    offsets, blocks = [0], []
+    for row in kinds:
+        for chosen in (np.flatnonzero(row == _WHOLE), np.flatnonzero(row >= 0)):
+            blocks.append(chosen)
+            offsets.append(offsets[-1] + len(chosen))
+    both = np.array(offsets, np.int32), np.concatenate([*blocks, [0]]).astype(np.int32)
+    return tuple(torch.from_numpy(x).to(device) for x in both)
+
+
+@triton.jit
+def listed_rows(offsets, block, PARTIAL: tl.constexpr, SPARSE: tl.constexpr):
+    """Steps (begin, end) through the rows of the whole, or the partial, blocks that one sees."""
+    first = offsets + 2 * block + PARTIAL
+    return tl.load(first) * SPARSE, tl.load(first + 1) * SPARSE
+
+
+@triton.jit
+def listed_row(listed, step, SPARSE: tl.constexpr):
+    """The row that a step is at."""
+    return tl.load(listed + step // SPARSE) * SPARSE + step % SPARSE
+
+
+@triton.jit
+def block_seen(
+    kinds, tiles, first_query, first_key, seqlen_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr, SPARSE: tl.constexpr,
+):  # fmt: skip
+    """Which of BLOCK_M x BLOCK_N elements of one block are seen; (keys, queries) if TRANSPOSED."""
+    block = first_query // SPARSE * tl.cdiv(seqlen_k, SPARSE) + first_key // SPARSE
+    kind = tl.load(kinds + block)
+    tile = tiles + tl.maximum(kind, 0).to(tl.int64) * (SPARSE * SPARSE)
+    queries = first_query % SPARSE + tl.arange(0, BLOCK_M)
+    keys = first_key % SPARSE + tl.arange(0, BLOCK_N)
+    if TRANSPOSED:
+        places = queries[None, :] * SPARSE + keys[:, None]
+    else:
+        places = queries[:, None] * SPARSE + keys[None, :]
+    seen = tl.load(tile + places, mask=kind >= 0, other=0) != 0
+    return seen | (kind == -2)

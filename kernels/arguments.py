@@ -152,6 +152,7 @@ def arguments(
         "DOT_PRECISION": problem.dot_precision if problem.dtype == "float32" else "tf32",
         "VECTOR": vector(*tensors),
         "BIAS": "" if bias is None else _tile(bias),
+        "BIAS_VECTOR": 1 if bias is None else _bias_vector(problem, bias),
         "ALIBI": alibi_slopes is not None,
         "DROPOUT": dropout_seed is not None,
     }
@@ -172,3 +173,8 @@ def _strides(bias):
 def _tile(bias):
     """Along which of (query, key) a bias changes: "qk", "q", "k", or "one"."""
     return "q" * (bias.shape[2] > 1) + "k" * (bias.shape[3] > 1) or "one"
+
+
+def _bias_vector(problem, bias):
+    """Elements of a bias in 16 bytes if they can be read together along keys, else 1 (terms.py)."""
+    return 1 if problem.mask.documents or bias.shape[3] == 1 else vector(bias)

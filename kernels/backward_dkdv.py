@@ -54,7 +54,7 @@ def dkdv_kernel(
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
     VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, SPARSE: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr, GQA: tl.constexpr, ATOMIC_DQ: tl.constexpr,
-    BIAS: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
+    BIAS: tl.constexpr, BIAS_VECTOR: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write dk and dv of BLOCK_N keys of one key head; under ATOMIC_DQ add dS K to dq_sum.
@@ -123,7 +123,7 @@ def dkdv_kernel(
         if VARLEN:
             place = document
         terms = head_terms(
-            bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, ALIBI
+            bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, BIAS_VECTOR, ALIBI
         )
         if VARLEN:
             along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
@@ -152,7 +152,7 @@ def dkdv_kernel(
                 p, slope = probabilities(
                     products, row_lse[None, :], softmax_scale, softcap, terms,
                     first_query, first_key, length_q, length_k,
-                    BLOCK_M, BLOCK_N, True, SOFTCAP, BIAS, ALIBI,
+                    BLOCK_M, BLOCK_N, True, SOFTCAP, BIAS, BIAS_VECTOR, ALIBI,
                 )  # fmt: skip
                 if INTERIOR == 0:
                     if SPARSE > 0:

@@ -90,7 +90,7 @@ def dq_kernel(
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
     VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, SPARSE: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
-    BIAS: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
+    BIAS: tl.constexpr, BIAS_VECTOR: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write dq of BLOCK_M queries of one head. Arguments as those of dkdv_kernel."""
@@ -138,7 +138,9 @@ def dq_kernel(
     place = batch
     if VARLEN:
         place = document
-    terms = head_terms(bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, ALIBI)
+    terms = head_terms(
+        bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, BIAS_VECTOR, ALIBI
+    )
     if VARLEN:
         along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
         terms = document_terms(terms, start_q, start_k, along, BIAS)
@@ -167,7 +169,7 @@ def dq_kernel(
             p, slope = probabilities(
                 products, row_lse[:, None], softmax_scale, softcap, terms,
                 first_query, first_key, length_q, length_k,
-                BLOCK_M, BLOCK_N, False, SOFTCAP, BIAS, ALIBI,
+                BLOCK_M, BLOCK_N, False, SOFTCAP, BIAS, BIAS_VECTOR, ALIBI,
             )  # fmt: skip
             if MASKED == 1:
                 keys = first_key + tl.arange(0, BLOCK_N)

@@ -56,7 +56,7 @@ def dbias_kernel(
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, SOFTCAP: tl.constexpr,
     VARLEN: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, SPARSE: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr,
-    BIAS: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
+    BIAS: tl.constexpr, BIAS_VECTOR: tl.constexpr, ALIBI: tl.constexpr, DROPOUT: tl.constexpr,
     BY_QUERY: tl.constexpr, BY_KEY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -106,7 +106,7 @@ def dbias_kernel(
         if VARLEN:
             place = document
         terms = head_terms(
-            bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, ALIBI
+            bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, BIAS_VECTOR, ALIBI
         )
         if VARLEN:
             q_head = skip_rows(q_head, start_q, stride_qm, VECTOR)
@@ -155,7 +155,7 @@ def dbias_kernel(
                 p, _slope = probabilities(
                     products, row_lse[:, None], softmax_scale, softcap, terms,
                     first_query, first_key, length_q, length_k,
-                    BLOCK_M, BLOCK_N, False, SOFTCAP, BIAS, ALIBI,
+                    BLOCK_M, BLOCK_N, False, SOFTCAP, BIAS, BIAS_VECTOR, ALIBI,
                 )  # fmt: skip
                 dp = dot_rows(do_tile, do_tail, v_tile, v_tail, TAIL_DV, DOT_PRECISION)
                 if DROPOUT:

@@ -47,7 +47,7 @@ DQ = {
 }
 
 _KEY = ["seqlen_bucket", "BLOCK_D", "TAIL_D", "BLOCK_DV", "TAIL_DV", "HAS_LO", "HAS_HI", "SOFTCAP",
-        "DOT_PRECISION", "VECTOR", "BIAS", "ALIBI", "DROPOUT"]  # fmt: skip
+        "DOT_PRECISION", "VECTOR", "BIAS", "BIAS_VECTOR", "ALIBI", "DROPOUT"]  # fmt: skip
 
 
 def _divides(config, sparse):

@@ -106,7 +106,8 @@ def load_lse_log2(head, queries, seqlen_q):
 def probabilities(
     products, row_lse, softmax_scale, softcap, terms, first_query, first_key, seqlen_q, seqlen_k,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
-    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, ALIBI: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BIAS: tl.constexpr, BIAS_VECTOR: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """P from q k^T and lse (base 2), and the derivative of the softcap (1 without)."""
     TERMS: tl.constexpr = BIAS != "" or ALIBI
@@ -121,7 +122,7 @@ def probabilities(
     if TERMS:
         logits = LOG2E * add_terms(
             logits, terms, first_query, first_key, seqlen_q, seqlen_k,
-            BLOCK_M, BLOCK_N, TRANSPOSED, BIAS, ALIBI,
+            BLOCK_M, BLOCK_N, TRANSPOSED, BIAS, BIAS_VECTOR, ALIBI,
         )  # fmt: skip
     # P is at most 1. Where |logits| > 2^24 the rounding error of the difference alone could
     # exceed that by any factor, up to inf. NaN in the inputs must come through.

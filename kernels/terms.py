@@ -3,6 +3,8 @@
 They come after the softcap: logit = softcap(scale q.k) + bias - slope |i + diagonal - j|. Each axis
 of a bias, (batch, head, query, key), is there in full or of size 1. Where it is 1 the stride is 0,
 and a tile is as small as BIAS says: "qk", "q", "k", or "one" number for all. No bias is "".
+BIAS_VECTOR > 1 promises of a bias along keys what VECTOR does of rows (tiles.py), and that seqlen_k
+is a multiple of it too.
 
 A sink is one more logit of every row of a head, with no key and no value.
 """
@@ -16,7 +18,7 @@ from .tiles import head_start
 @triton.jit
 def head_terms(
     bias, bias_strides, alibi_slopes, alibi, batch, place, head,
-    BIAS: tl.constexpr, ALIBI: tl.constexpr,
+    BIAS: tl.constexpr, BIAS_VECTOR: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """What `add_terms` needs of one head: bias and its strides along it, slope and diagonal.
 
@@ -26,7 +28,7 @@ def head_terms(
     along_bias = (0, 0, 0)
     along_alibi = (0.0, 0)
     if BIAS != "":
-        start = head_start(bias, batch, head, bias_strides[0], bias_strides[1], 1)
+        start = head_start(bias, batch, head, bias_strides[0], bias_strides[1], BIAS_VECTOR)
         along_bias = (start, bias_strides[2], bias_strides[3])
     if ALIBI:
         along_alibi = (tl.load(alibi_slopes + place * alibi[1] + head), alibi[0])
@@ -49,7 +51,7 @@ def document_terms(terms, start_q, start_k, diagonal, BIAS: tl.constexpr):
 def add_terms(
     logits, terms, first_query, first_key, seqlen_q, seqlen_k,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr,
-    BIAS: tl.constexpr, ALIBI: tl.constexpr,
+    BIAS: tl.constexpr, BIAS_VECTOR: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """Natural logits of a tile with all their terms; (keys, queries) if TRANSPOSED."""
     queries = first_query + tl.arange(0, BLOCK_M)
@@ -62,15 +64,20 @@ def add_terms(
         keys = keys[None, :]
     if BIAS != "":
         start, stride_query, stride_key = terms[0]
+        along_keys = keys.to(tl.int64) * stride_key
+        if BIAS_VECTOR > 1:
+            along_keys = keys
+            start = tl.multiple_of(start, 16)
+        keys_inside = keys < seqlen_k // BIAS_VECTOR * BIAS_VECTOR
+        along_queries = queries.to(tl.int64) * (stride_query // BIAS_VECTOR * BIAS_VECTOR)
+        queries_inside = queries < seqlen_q
         if BIAS == "qk":
-            pointers = start + queries.to(tl.int64) * stride_query + keys.to(tl.int64) * stride_key
-            bias = tl.load(pointers, mask=(queries < seqlen_q) & (keys < seqlen_k), other=0.0)
+            inside = queries_inside & keys_inside
+            bias = tl.load(start + along_queries + along_keys, mask=inside, other=0.0)
         elif BIAS == "q":
-            pointers = start + queries.to(tl.int64) * stride_query
-            bias = tl.load(pointers, mask=queries < seqlen_q, other=0.0)
+            bias = tl.load(start + along_queries, mask=queries_inside, other=0.0)
         elif BIAS == "k":
-            pointers = start + keys.to(tl.int64) * stride_key
-            bias = tl.load(pointers, mask=keys < seqlen_k, other=0.0)
+            bias = tl.load(start + along_keys, mask=keys_inside, other=0.0)
         else:
             bias = tl.load(start)
         bias = bias.to(tl.float32)

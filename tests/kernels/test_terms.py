@@ -128,6 +128,10 @@ PROBLEMS = {
         bias="bhqk", layout_bias=Layout(order="bshd", pad=(0, 0, 5, 0), offset=3), dtype="float16",
         head_dim=80, head_dim_v=48,
     ),
+    **{
+        f"bias {axes} in vectors": problem(bias=axes, dtype="float16", seqlen_k=136)
+        for axes in ("k", "qk", "bhqk")
+    },
     "bias under a softcap, in a window": problem(bias="hqk", softcap=2.0, mask=WINDOW),
     "alibi": problem(alibi=True),
     "alibi, causal": problem(alibi=True, mask=CAUSAL, dtype="bfloat16", head_dim_v=7),
@@ -175,6 +179,18 @@ def test_matches_the_formula(kernels, problem, name):
     assert_close(problem, got, formula(problem, *given_, keep))
     if problem.bias:
         assert got["dbias"].dtype == given_[1]["bias"].dtype
+
+
+def test_a_bias_is_read_in_vectors_where_it_may_be(kernels):
+    bias_vector = kernels("arguments")._bias_vector
+    whole = torch.zeros(1, 4, 37, 136, dtype=torch.float16)
+    documents = Mask(documents=((37, 136),))
+    assert bias_vector(problem(seqlen_k=136), whole) == 8
+    assert bias_vector(problem(seqlen_k=136), whole.float()) == 4
+    assert bias_vector(problem(seqlen_k=128), whole[..., 1:129]) == 1
+    assert bias_vector(problem(seqlen_k=68), whole[..., ::2]) == 1
+    assert bias_vector(problem(seqlen_k=135), whole[..., :135]) == 1
+    assert bias_vector(problem(batch=1, seqlen_k=136, mask=documents), whole) == 1
 
 
 def test_rows_that_a_bias_hides_wholly_are_empty(kernels):

@@ -46,17 +46,16 @@ def load_columns(
     stride_page = stride_page // VECTOR * VECTOR
     stride_slot = stride_slot // VECTOR * VECTOR
     rows = page * stride_page + slot * stride_slot
-    if VECTOR > 1:
-        head = tl.multiple_of(head, 16)
     columns = (first_column + tl.arange(0, COLUMNS))[None, :]
     columns_inside = columns < head_dim // VECTOR * VECTOR
     if VECTOR == 1:
         columns = columns.to(tl.int64) * stride_column
-    if rows.type.is_block():
-        pointers = head + rows[:, None] + columns
-    else:  # what changes from block to block is one number
-        steps = tl.arange(0, BLOCK_N).to(tl.int64) * stride_slot
-        pointers = (head + rows) + steps[:, None] + columns
+    if not rows.type.is_block():  # what changes from block to block is one number
+        head += rows
+        rows = tl.arange(0, BLOCK_N).to(tl.int64) * stride_slot
+        if VECTOR > 1:  # said of the last sum of a pointer and a number, since such are folded
+            head = tl.multiple_of(head, 16)
+    pointers = head + rows[:, None] + columns
     if MASK_ROWS and MASK_COLUMNS:
         return tl.load(pointers, mask=inside[:, None] & columns_inside, other=0.0)
     if MASK_ROWS:

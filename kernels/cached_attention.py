@@ -112,6 +112,7 @@ def attention_with_cache(
         strides = (*into.stride()[:4], *into_lse.stride()[:3])
     block_d, tail_d, padded_d = split_columns(head_dim)
     block_dv, tail_dv, padded_dv = split_columns(head_dim_v)
+    dependent = _dependent_launches()
     scale = clamped_scale(head_dim**-0.5 if softmax_scale is None else softmax_scale)
     decode_kernel[(tiles * splits,)](
         q, k_cache, v_cache, into, into_lse, cu_seqlens_q, cache_lengths, block_table,
@@ -125,11 +126,11 @@ def attention_with_cache(
         HAS_LO=has_lo, HAS_HI=has_hi, BOTTOM_RIGHT=alignment == "bottom-right",
         SOFTCAP=softcap > 0, DOT_PRECISION=precision,
         VECTOR=vector(q, k_cache, v_cache),
-        PAGE_SIZE=page_size, SPLIT=splits > 1, BLOCK_M=block_m, BLOCK_N=block_n,
+        PAGE_SIZE=page_size, DEPENDENTS=splits > 1 and dependent, BLOCK_M=block_m, BLOCK_N=block_n,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
-        combine(into, into_lse, o, lse)
+        combine(into, into_lse, o, lse, dependent=dependent)
     return o, lse
 
 
@@ -190,6 +191,13 @@ def _multiprocessors():
     device = triton.runtime.driver.active.get_current_device()
     properties = triton.runtime.driver.active.utils.get_device_properties(device)
     return properties["multiprocessor_count"]
+
+
+@functools.cache
+def _dependent_launches():
+    """Whether a launch may begin before the one that it depends on has ended (Hopper and later)."""
+    target = triton.runtime.driver.active.get_current_target()
+    return target.backend == "cuda" and target.arch >= 90
 
 
 def _options(problem):

@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from .scores import LOG2E
 
@@ -16,11 +17,11 @@ _RUNTIME = ("stride_ob", "stride_oh", "stride_om", "rows", "heads", "seqlen", "h
 def combine_kernel(
     part_o, part_lse, o, lse, stride_ob, stride_oh, stride_om,
     rows, heads, seqlen, head_dim, splits,
-    BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Write one row of o and lse.
+    """Write BLOCK_DV columns of one row of o, and its lse.
 
-    A part whose lse is -inf saw no key: it weighs nothing and its o is not read. BLOCK_S parts are
+    A part whose lse is -inf saw no key: it weighs nothing, whatever its o is. BLOCK_S parts are
     summed as a tree, the blocks in order, so that further parts of -inf change no bit.
 
     The tensors and numbers that need a word:
@@ -28,9 +29,15 @@ def combine_kernel(
             head_dim.
         o: (batch, heads, seqlen, head_dim), head_dim contiguous; lse contiguous.
         rows: batch * heads * seqlen.
+
+    Under DEPENDENT the launch may begin before the kernel that writes the parts has ended.
     """
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK_DV)
+    if DEPENDENT:
+        gdc_wait()
+    blocks = tl.cdiv(head_dim, BLOCK_DV)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    first_column = tl.program_id(0) % blocks * BLOCK_DV
+    columns = first_column + tl.arange(0, BLOCK_DV)
     m = tl.full((), float("-inf"), dtype=tl.float32)
     for first in tl.range(0, splits, BLOCK_S):
         parts = first + tl.arange(0, BLOCK_S)
@@ -47,9 +54,10 @@ def combine_kernel(
         part = tl.load(part_lse + places, mask=parts < splits, other=float("-inf"))
         values = tl.load(
             part_o + (places * head_dim)[:, None] + columns[None, :],
-            mask=(part != float("-inf"))[:, None] & (columns < head_dim)[None, :],
+            mask=(parts < splits)[:, None] & (columns < head_dim)[None, :],
             other=0.0,
         )
+        values = tl.where((part == float("-inf"))[:, None], 0.0, values)
         weights = tl.exp2((part - shift) * LOG2E)
         total += tl.sum(weights, 0)
         acc += tl.sum(weights[:, None] * values, 0)
@@ -61,14 +69,14 @@ def combine_kernel(
     batch = row // seqlen // heads
     o_row = o + batch * stride_ob + head * stride_oh + query * stride_om
     tl.store(o_row + columns, (acc / total).to(o.dtype.element_ty), mask=columns < head_dim)
-    tl.store(lse + row, tl.where(empty, float("-inf"), m + tl.log(total)))
+    row_lse = tl.where(empty, float("-inf"), m + tl.log(total))
+    tl.store(lse + row, row_lse, mask=first_column == 0)
 
 
-# Parts that one tile holds: of 64, 64 columns of float32 take 32 registers of each of 128 threads.
-BLOCK_S = 32
+BLOCK_S, BLOCK_DV = 64, 64  # a tile takes 32 registers of each of 128 threads
 
 
-def combine(part_o, part_lse, o=None, lse=None):
+def combine(part_o, part_lse, o=None, lse=None, *, dependent=False):
     """Merge attention over disjoint sets of keys.
 
     Args:
@@ -77,6 +85,8 @@ def combine(part_o, part_lse, o=None, lse=None):
             that a part saw no key, whatever its o holds.
         o: Where to write, any dtype, head_dim contiguous; None: a new tensor of float32.
         lse: Where to write, float32, contiguous; None: a new tensor.
+        dependent: The kernel launched last writes the parts, and says by
+            ``griddepcontrol.launch_dependents`` when this one may be launched.
 
     Returns:
         o and lse; a row that no part saw a key for gets 0 and -inf.
@@ -100,8 +110,9 @@ def combine(part_o, part_lse, o=None, lse=None):
     lse = torch.empty(part_lse.shape[1:], device=part_o.device) if lse is None else lse
     if o.numel():
         rows = batch * heads * seqlen
-        combine_kernel[(rows,)](
+        combine_kernel[(rows * triton.cdiv(head_dim, BLOCK_DV),)](
             part_o, part_lse, o, lse, *o.stride()[:3], rows, heads, seqlen, head_dim, splits,
-            BLOCK_S=BLOCK_S, BLOCK_DV=triton.next_power_of_2(head_dim),
+            BLOCK_S=BLOCK_S, BLOCK_DV=BLOCK_DV, DEPENDENT=dependent,
+            **({"launch_pdl": True} if dependent else {}),
         )  # fmt: skip
     return o, lse

@@ -6,6 +6,7 @@ read once for all heads of a group. Each program sees one split of the keys; com
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from .cache import load_keys, locate
 from .scores import LOG2E, tanh
@@ -27,9 +28,9 @@ def row_places(
     base, batch, heads, tokens, stride_batch, stride_head, stride_token, VECTOR: tl.constexpr
 ):  # fmt: skip
     """Pointers to the first element of rows of q or o, (rows, 1)."""
-    if VECTOR > 1:
-        base = tl.multiple_of(base, 16)
     start = base + tl.cast(batch, tl.int64) * (stride_batch // VECTOR * VECTOR)
+    if VECTOR > 1:
+        start = tl.multiple_of(start, 16)
     offsets = heads.to(tl.int64) * (stride_head // VECTOR * VECTOR)
     offsets += tokens.to(tl.int64) * (stride_token // VECTOR * VECTOR)
     return start + offsets[:, None]
@@ -71,14 +72,14 @@ def decode_kernel(
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DEPENDENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write o and lse of BLOCK_M rows over one split of the keys; see forward.py for the softmax.
 
     The tensors and numbers that need a word:
         q, o: (batch, heads_q, seqlen_q, head_dim) with any strides; with cu_seqlens_q the tokens of
-            all sequences, one after the other, of batch 1. Under SPLIT o is the float32 parts, with
-            stride_os from split to split; of rows that see none of a split's keys it keeps nothing.
+            all sequences, one after the other, of batch 1. o may be the float32 parts, with
+            stride_os from split to split.
         k, v: See cache.py.
         lse: (batch, heads_q, seqlen_q), with stride_ls from split to split.
         cu_seqlens_q: Where the tokens of each sequence begin, and where the last ends; or None.
@@ -86,9 +87,12 @@ def decode_kernel(
         block_table: Pages of each sequence, read only as far as keys are visible.
         seqlen_q: Of the longest sequence.
         window_left, window_right: Read only under HAS_LO and HAS_HI.
+        DEPENDENTS: The launch that follows waits for this one's end by itself.
         split_keys: Keys a split, a multiple of BLOCK_N. Splits are counted from the first block of
             BLOCK_N keys that a row of the tile sees.
     """
+    if DEPENDENTS:
+        gdc_launch_dependents()
     program = tl.program_id(0)
     split = program % splits
     blocks = tl.cdiv(seqlen_q * group, BLOCK_M)
@@ -150,6 +154,9 @@ def decode_kernel(
 
     k_head = k + tl.cast(head_kv, tl.int64) * (stride_kh // VECTOR * VECTOR)
     v_head = v + tl.cast(head_kv, tl.int64) * (stride_vh // VECTOR * VECTOR)
+    if VECTOR > 1:
+        k_head = tl.multiple_of(k_head, 16)
+        v_head = tl.multiple_of(v_head, 16)
     table = block_table
     if PAGE_SIZE > 0:
         table = block_table + tl.cast(batch, tl.int64) * stride_table
@@ -209,12 +216,9 @@ def decode_kernel(
         o + tl.cast(split, tl.int64) * stride_os, batch_q, heads, tokens,
         stride_ob, stride_oh, stride_om, 1,
     )  # fmt: skip
-    stored = exists
-    if SPLIT:
-        stored = exists & ~empty
-    store_outputs(o_rows, acc / l[:, None], 0, head_dim_v, stored, BLOCK_DV, 1)
+    store_outputs(o_rows, acc / l[:, None], 0, head_dim_v, exists, BLOCK_DV, 1)
     if TAIL_DV > 0:
-        store_outputs(o_rows, acc_tail / l[:, None], BLOCK_DV, head_dim_v, stored, TAIL_DV, 1)
+        store_outputs(o_rows, acc_tail / l[:, None], BLOCK_DV, head_dim_v, exists, TAIL_DV, 1)
     row_lse = tl.where(empty, float("-inf"), m * score_scale + tl.log(l))
     lse_rows = lse + tl.cast(split, tl.int64) * stride_ls + tl.cast(batch_q, tl.int64) * stride_lb
     tl.store(lse_rows + heads.to(tl.int64) * stride_lh + tokens, row_lse, mask=exists)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from fa_verify import Mask, Problem, distribution, loader, paged, ttir
 from fa_verify.backends.base import Setup
@@ -214,8 +217,9 @@ def test_the_card_is_filled(kernels):
 
 # file, what is right, what is wrong
 DEFECTS = {
-    "an empty part is read": (
-        "combine.py", 'mask=(part != float("-inf"))[:, None] &', "mask=(parts < splits)[:, None] &",
+    "an empty part is not written and read all the same": (
+        "decode.py", "acc / l[:, None], 0, head_dim_v, exists,",
+        "acc / l[:, None], 0, head_dim_v, exists & ~empty,",
     ),
     "-inf less -inf": ("combine.py", 'shift = tl.where(m == float("-inf"), 0.0, m)', "shift = m"),
     "lse of the largest part": ("combine.py", "m + tl.log(total))", "m)"),
@@ -298,3 +302,36 @@ def test_defects_are_caught(name, tmp_path):
                     assert {f.check for f in record.failures} != {"contract"}, record
                     return
     pytest.fail("not caught")
+
+
+@pytest.mark.parametrize("page_size", [0, 16, 64])
+def test_keys_are_copied_wide_and_ahead_of_their_use(kernels, page_size):
+    """A lost hint makes loads narrow, which no number shows, and a card twice as slow."""
+    kernel = kernels("decode").decode_kernel
+    constants = {
+        "cu_seqlens_q": None, "BLOCK_D": 128, "TAIL_D": 0, "PADDED_D": False,
+        "BLOCK_DV": 128, "TAIL_DV": 0, "PADDED_DV": False, "HAS_LO": False, "HAS_HI": False,
+        "BOTTOM_RIGHT": True, "SOFTCAP": False, "DOT_PRECISION": "tf32", "VECTOR": 8,
+        "PAGE_SIZE": page_size, "DEPENDENTS": True, "BLOCK_M": 16, "BLOCK_N": 64,
+    }  # fmt: skip
+    if not page_size:
+        constants |= {"cache_lengths": None, "block_table": None}
+    types = {"q": "*fp16", "k": "*fp16", "v": "*fp16", "o": "*fp32", "lse": "*fp32"}
+    types |= {"cache_lengths": "*i32", "block_table": "*i32"}
+    types |= {"softmax_scale": "fp32", "softcap": "fp32"}
+    source = ASTSource(
+        fn=kernel,
+        signature={
+            name: "constexpr" if name in constants else types.get(name, "i32")
+            for name in kernel.arg_names
+        },
+        constexprs={(kernel.arg_names.index(name),): x for name, x in constants.items()},
+    )
+    built = triton.compile(
+        source,
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True},
+    )
+    copies = [line for line in built.asm["ttgir"].splitlines() if "async_copy_global" in line]
+    wide = [line for line in copies if "contiguity = 8" in line]
+    assert len(wide) >= 8, copies

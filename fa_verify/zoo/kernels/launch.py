@@ -1,16 +1,17 @@
-"""Launchers: `flash`, `atomic` (dq by atomics), `decode_forward` (split keys, merged)."""
+"""Launchers: `flash`, `atomic` (dq by atomics), `decode_forward` (split keys), `paged_forward`."""
 
 import dataclasses
 
 import torch
 import triton
 
-from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs
+from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, paged
 
 from .decode import merge_kernel, split_kernel
 from .dkdv import dkdv_kernel
 from .dq import delta_kernel, dq_kernel
 from .forward import forward_kernel
+from .paged import paged_kernel
 
 FORWARD = {"BLOCK_M": 64, "BLOCK_N": 32}
 DKDV = {"BLOCK_M": 32, "BLOCK_N": 64}
@@ -18,6 +19,7 @@ DQ = {"BLOCK_M": 32, "BLOCK_N": 64}
 SPLIT = {"BLOCK_M": 16, "BLOCK_N": 32}
 DELTA_ROWS = MERGE_ROWS = 16
 MOST_SPLITS = 4
+PAGE_SIZE = 24
 
 
 def block(columns):
@@ -87,6 +89,43 @@ def decode(problem, q, k, v):
     split_kernel[(blocks * problem.batch * problem.heads_kv, splits)](
         q, k, v, part_o, part_lse, *q.stride(), *k.stride(), *v.stride(),
         batches=problem.batch, split_keys=split_keys, **options(problem), **SPLIT,
+    )  # fmt: skip
+    blocks = triton.cdiv(problem.seqlen_q, MERGE_ROWS)
+    merge_kernel[(blocks * problem.batch * problem.heads_q,)](
+        part_o, part_lse, o, lse, *o.stride(),
+        problem.batch, problem.heads_q, problem.seqlen_q, problem.head_dim_v, splits,
+        BLOCK_M=MERGE_ROWS, BLOCK_DV=block(problem.head_dim_v),
+    )  # fmt: skip
+    return Outputs(o, lse)
+
+
+def with_pages(problem, q, k, v):
+    """Return o and lse, k and v being read from pages; pages that a window left behind are gone."""
+    pages = paged(problem, k, v, page_size=PAGE_SIZE, evict=True)
+    o = torch.empty(problem.shape_o, dtype=q.dtype, device=q.device)
+    lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
+    if not o.numel():
+        return Outputs(o, lse)
+    longest_k = PAGE_SIZE * pages.block_table.shape[1]
+    splits = min(MOST_SPLITS, triton.cdiv(longest_k, SPLIT["BLOCK_N"]))
+    part_o = torch.empty((splits, *problem.shape_o), dtype=torch.float32, device=q.device)
+    part_lse = torch.full((splits, *problem.shape_lse), float("-inf"), device=q.device)
+    sequences = len(pages.cache_lengths) * problem.heads_q
+    given = options(problem)
+    for name in ("seqlen_q", "seqlen_k", "band_lo", "band_hi", "softcap", "SOFTCAP"):
+        del given[name]
+    mask = problem.mask
+    right = 0 if mask.causal else mask.window_right
+    given |= {"HAS_LO": mask.window_left is not None, "HAS_HI": right is not None}
+    paged_kernel[(triton.cdiv(pages.max_seqlen_q, SPLIT["BLOCK_M"]) * sequences, splits)](
+        q, *pages[:4], pages.cu_seqlens_q, part_o, part_lse,
+        *q.stride(), *pages.k_pages.stride(), *pages.v_pages.stride(),
+        stride_table=pages.block_table.stride(0), batches=problem.batch, tokens=problem.seqlen_q,
+        longest_q=pages.max_seqlen_q,
+        window_left=mask.window_left or 0, window_right=right or 0,
+        split_keys=triton.cdiv(longest_k, splits), page_size=PAGE_SIZE,
+        BOTTOM_RIGHT=mask.alignment == "bottom-right", PACKED=bool(mask.documents),
+        **given, **SPLIT,
     )  # fmt: skip
     blocks = triton.cdiv(problem.seqlen_q, MERGE_ROWS)
     merge_kernel[(blocks * problem.batch * problem.heads_q,)](
@@ -175,4 +214,11 @@ decode_forward = Kernel(
     name="decode",
     forward=decode,
     capabilities=dataclasses.replace(_CAPABILITIES, backward=False),
+)
+paged_forward = Kernel(
+    name="paged",
+    forward=with_pages,
+    capabilities=dataclasses.replace(
+        _CAPABILITIES, backward=False, softcap=False, documents=True, batch_invariant=False
+    ),
 )

@@ -72,7 +72,8 @@ def by_kv_head(problem: Problem, x: Tensor, dtype: torch.dtype = torch.float64) 
         for k and v; without ``dim`` for a 3-d tensor.
     """
     heads = problem.batch * problem.heads_kv
-    return x.to(dtype).reshape(heads, x.shape[1] // problem.heads_kv, *x.shape[2:])
+    x = x.to(dtype, memory_format=torch.contiguous_format)
+    return x.reshape(heads, x.shape[1] // problem.heads_kv, *x.shape[2:])
 
 
 def grouped(problem: Problem, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify import foreach
 from fa_verify.bounds.beside import NOTHING, Beside, Extent
 from fa_verify.bounds.formats import tf32_operands
 from fa_verify.bounds.model import LARGEST, SLACK, Model
@@ -166,10 +167,6 @@ def keeps(problem: Problem, tile: Tile) -> bool:
     return logits <= _KEPT and tile.holds_all(problem)
 
 
-def _peak(x: Tensor) -> Tensor:
-    return x.abs().amax() if x.numel() else x.new_zeros(())
-
-
 def inputs(
     problem: Problem,
     q: Tensor,
@@ -182,19 +179,21 @@ def inputs(
     """Convert the operands and find their ranges (one synchronisation with the device)."""
     q4, k4, v4 = (by_kv_head(problem, x) for x in (q, k, v))
     do4 = q4[..., :0] if do is None else by_kv_head(problem, do)
-    every = (q4, k4, v4, do4)
-    norms = [_peak(torch.linalg.vector_norm(x, dim=-1)) for x in every]
-    facts = torch.stack([*norms, *map(_peak, every)]).tolist()
+    some = [x for x in (q4, k4, v4, do4) if x.numel()]
+    norms = [torch.linalg.vector_norm(x, dim=-1) for x in some]
+    found = iter(torch.stack([*foreach.largest([*some, *norms])]).tolist() if some else ())
+    largest = [next(found) if x.numel() else 0.0 for x in (q4, k4, v4, do4)]
+    longest = [next(found) if x.numel() else 0.0 for x in (q4, k4, v4, do4)]
     return Inputs(
         q=q4,
         k=k4[:, 0],
         v=v4[:, 0],
         do=do4,
-        raw=facts[0] * facts[1],
-        largest=max(facts[4], facts[5]),
-        largest_v=facts[6],
-        largest_do=facts[7],
-        value=facts[3] * facts[2],
+        raw=longest[0] * longest[1],
+        largest=max(largest[0], largest[1]),
+        largest_v=largest[2],
+        largest_do=largest[3],
+        value=longest[3] * longest[2],
         problem=problem,
         terms=terms,
         extent=Extent.of(problem, terms),

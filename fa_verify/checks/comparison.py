@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fa_verify import sight
+from fa_verify import foreach, sight
 from fa_verify.bounds.formats import floor_power_of_two
 
 if TYPE_CHECKING:
@@ -120,16 +120,6 @@ class Comparison:
         """The ratio of an ordinary tensor whose bound is 0 nowhere."""
         return self._due_difference.abs().div_(self.bounded.det)
 
-    def ends(self) -> list[torch.Tensor]:
-        """What `look` reads."""
-        tensors = (self.bounded.det, self.got, self.reference)
-        found = [end for tensor in tensors for end in torch.aminmax(tensor)]
-        if self.bounded.overflow_ok is not None:
-            found.append(self.bounded.overflow_ok.any())
-        else:
-            found.append(torch.zeros((), dtype=torch.bool, device=self.got.device))
-        return [*found, self._due_ratio.max()]
-
     @property
     def _ordinary(self) -> bool:
         """Nothing is infinite or NaN, nor may be: where a number is due it can be judged."""
@@ -141,7 +131,7 @@ class Comparison:
         return self.all_due and self._ordinary
 
     def _nowhere(self) -> torch.Tensor:
-        return torch.zeros((), dtype=torch.bool, device=self.got.device).expand(self.got.shape)
+        return everywhere(self.got, value=False)
 
     @functools.cached_property
     def inconclusive(self) -> torch.Tensor:
@@ -265,10 +255,48 @@ def look(parts: Iterable[Comparison]) -> None:
             part.__dict__["extent"] = Extent(math.inf, 0.0)
     if not some:
         return
-    rows = [torch.stack(part.ends()) for part in some]
-    for part, (*ends, overflows, most) in zip(some, torch.stack(rows).tolist(), strict=True):
-        ordinary = not overflows and all(map(math.isfinite, ends))
-        part.__dict__["extent"] = Extent(ends[0] if ordinary else -math.inf, most)
+    dets, gots, references = ([f(x) for x in some] for f in (_det, _got, _reference))
+    differences = foreach.differences(gots, references)
+    for part, difference in zip(some, differences, strict=True):
+        if not part.all_due:
+            difference.masked_fill_(~part.due, 0.0)
+    ratios = foreach.ratios(differences, dets)
+    largest = foreach.largest([*ratios, *dets, *gots, *references])
+    least = [det.amin() for det in dets]
+    overflows = [ok.any() for part in some if (ok := part.bounded.overflow_ok) is not None]
+    read = torch.stack([*largest, *least, *overflows]).tolist()
+    n = len(some)
+    ends = [[read[start + i] for start in range(0, 5 * n, n)] for i in range(n)]
+    may_overflow = iter(read[5 * n :])
+    for part, (most, *finite), difference, ratio in zip(
+        some, ends, differences, ratios, strict=True
+    ):
+        overflow = part.bounded.overflow_ok is not None and next(may_overflow)
+        ordinary = not overflow and all(map(math.isfinite, finite))
+        known = {"extent": Extent(finite[-1] if ordinary else -math.inf, most)}
+        part.__dict__.update(known, _due_difference=difference, _due_ratio=ratio)
+
+
+def _det(part: Comparison) -> torch.Tensor:
+    return part.bounded.det
+
+
+def _got(part: Comparison) -> torch.Tensor:
+    return part.got
+
+
+def _reference(part: Comparison) -> torch.Tensor:
+    return part.reference
+
+
+def everywhere(like: torch.Tensor, *, value: bool) -> torch.Tensor:
+    """A truth value in the shape of a tensor, which takes no memory."""
+    return _constant(value, like.device).expand(like.shape)
+
+
+@functools.cache
+def _constant(value: bool, device: torch.device) -> torch.Tensor:  # noqa: FBT001 - a cache's key
+    return torch.tensor(value, device=device)
 
 
 def observed(trial: Trial) -> dict[str, torch.Tensor]:
@@ -304,9 +332,12 @@ def compare(
     """Set an observed tensor beside its bound."""
     problem = trial.case.problem
     reference = bounded.reference
-    got = got.detach().to(device=reference.device, dtype=torch.float64)
+    # Contiguous as the reference is: several tensors then take one operation.
+    got = got.detach().to(
+        device=reference.device, dtype=torch.float64, memory_format=torch.contiguous_format
+    )
     unwritten = trial.execution.unwritten.get(name)
-    written = torch.ones((), dtype=torch.bool, device=got.device).expand(got.shape)
+    written = everywhere(got, value=True)
     if unwritten is not None:
         written = ~unwritten.to(got.device)
     due = written

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
+from fa_verify import foreach
 from fa_verify.checks.comparison import Comparison, comparisons, ulp
 from fa_verify.checks.rule_2x import rule_2x
 from fa_verify.record import TensorStats
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fa_verify.trial import Trial
 
 __all__ = ["TensorStats", "statistics"]
@@ -24,30 +29,39 @@ def statistics(trial: Trial) -> dict[str, TensorStats]:
     """One `TensorStats` for each of o, lse, dq, dk, dv that the kernel returned."""
     parts = comparisons(trial)
     allowances = rule_2x(trial, parts)
-    judged = {name: ratios for name, part in parts.items() if (ratios := _ratios(part))[0].numel()}
-    facts = [_facts(parts[name], *ratios) for name, ratios in judged.items()]
-    read = torch.stack(facts).tolist() if facts else []  # one transfer from the device
-    found = dict(zip(judged, read, strict=True))
+    judged = {name: part for name, part in parts.items() if part.got.numel() and _any(part)}
+    found = dict(zip(judged, _facts(list(judged.values())), strict=True))
     return {
-        name: _stats(part, found.get(name, [0.0] * 4), allowances.get(name))
+        name: _stats(part, found.get(name, (0.0, 0.0, 0.0, 0.0)), allowances.get(name))
         for name, part in parts.items()
     }
 
 
-def _ratios(part: Comparison) -> tuple[torch.Tensor, torch.Tensor]:
-    """Error over bound, and the same with the error's sign, of what is judged."""
-    signed = torch.copysign(part.ratio, part.difference)
-    if part.judges_all:
-        return part.ratio, signed
-    return part.ratio[part.judged], signed[part.judged]
+def _any(part: Comparison) -> bool:
+    """Whether anything is judged."""
+    return part.judges_all or bool(part.judged.any())
 
 
-def _facts(part: Comparison, ratios: torch.Tensor, signed: torch.Tensor) -> torch.Tensor:
-    """The place of the largest ratio, the median ratio, the bias, the largest error in ulps."""
-    return torch.stack([part.ratio.argmax(), _some(ratios).median(), signed.mean(), _ulps(part)])
+def _facts(parts: Sequence[Comparison]) -> list[tuple[float, ...]]:
+    """Place of the largest ratio, median ratio, bias, largest error in ulps, of each."""
+    if not parts:
+        return []
+    ratios, biases = [], []
+    for part in parts:
+        ratio, signed = part.ratio, torch.copysign(part.ratio, part.difference)
+        if not part.judges_all:
+            ratio, signed = ratio[part.judged], signed[part.judged]
+        ratios.append(_some(ratio))
+        biases.append(signed.mean())
+    places = [part.ratio.argmax() for part in parts]
+    # One median of all, whose rows are filled up with NaN: it is many operations on a card.
+    medians = pad_sequence(ratios, batch_first=True, padding_value=math.nan).nanmedian(-1).values
+    read = torch.stack([*places, *medians, *biases, *_ulps(parts)])  # one transfer
+    facts: list[list[float]] = read.view(4, -1).T.tolist()
+    return list(map(tuple, facts))
 
 
-def _stats(part: Comparison, facts: list[float], over_2x: float | None) -> TensorStats:
+def _stats(part: Comparison, facts: Sequence[float], over_2x: float | None) -> TensorStats:
     place, median, bias, ulps = facts
     ratio, ratio_prob = _number(part.most), _number(part.most_prob)
     worst = part.at(int(place)) if part.got.numel() else ()
@@ -73,18 +87,31 @@ def _some(values: torch.Tensor) -> torch.Tensor:
     return flat[:: max(1, flat.numel() // _MEDIAN_OF)]
 
 
-def _ulps(part: Comparison) -> torch.Tensor:
-    """The largest error in ulps of its row's largest element.
+def _ulps(parts: Sequence[Comparison]) -> Sequence[torch.Tensor]:
+    """The largest error of each in ulps of its row's largest element.
 
     Next to it, an element that cancels to almost 0 is not wrong by a million ulps. An ulp belongs
     to a row, so only the row's largest error counts.
     """
-    size, error = part.reference.abs(), part.error
+    rows = [_largest_of_rows(part) for part in parts]
+    found: dict[int, torch.Tensor] = {}
+    for dtype in {part.dtype for part in parts}:
+        own = [i for i, part in enumerate(parts) if part.dtype == dtype]
+        sizes, errors = (torch.cat([rows[i][which] for i in own]) for which in (0, 1))
+        lengths = [len(rows[i][0]) for i in own]
+        ulps = torch.split(errors / ulp(sizes, dtype), lengths)
+        found.update(zip(own, foreach.largest(ulps), strict=True))
+    return [found[i] for i in range(len(parts))]
+
+
+def _largest_of_rows(part: Comparison) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest reference of each row, and the largest error."""
+    size, error = part.reference, part.error
     if not part.judges_all:
-        size = size.nan_to_num_(posinf=0.0)
+        size = size.abs().nan_to_num_(posinf=0.0)
     if size.dim() == 4:
-        size, error = size.amax(-1), error.amax(-1)
-    return (error / ulp(size, part.dtype)).max()
+        size, error = (torch.linalg.vector_norm(x, math.inf, -1) for x in (size, error))
+    return size.flatten(), error.flatten()
 
 
 def _number(value: float) -> float:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["selftest"]
 
-_RIGHT = ("flash", "atomic", "decode_forward")
+_RIGHT = ("flash", "atomic", "decode_forward", "paged_forward")
 _SHRINK_SECONDS = 2.0
 _CASES_OF_RIGHT = 12  # of each right kernel, that the other oracles judge
 _TIMEOUT = 300.0  # a slow machine is no defect

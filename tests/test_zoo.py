@@ -18,7 +18,7 @@ from fa_verify.zoo.defects import KERNELS, Defect, planted, rows
 torch.set_num_threads(1)  # as the workers of a campaign do
 
 ROWS = {row.name: row for row in rows()}
-RIGHT = ("flash", "atomic", "decode_forward")
+RIGHT = ("flash", "atomic", "decode_forward", "paged_forward")
 
 
 def verdicts(target, cases, seed=3):
@@ -41,6 +41,9 @@ def test_the_right_kernels_pass(name):
         ("dkdv-store-no-row-mask", "memory"),
         ("bwd-sq-gg-sk-nan", "unwritten"),
         ("empty-lse-plus-inf", "nonfinite"),
+        ("flex-full-vs-partial", "numerics"),
+        ("flex-paged-upper-bound", "memory"),
+        ("splitkv-max-len", "memory"),
     ],
 )
 def test_a_planted_defect_is_caught(name, check, tmp_path):

@@ -107,30 +107,30 @@ def with_pages(problem, q, k, v):
     if not o.numel():
         return Outputs(o, lse)
     longest_k = PAGE_SIZE * pages.block_table.shape[1]
-    splits = min(MOST_SPLITS, triton.cdiv(longest_k, SPLIT["BLOCK_N"]))
-    part_o = torch.empty((splits, *problem.shape_o), dtype=torch.float32, device=q.device)
-    part_lse = torch.full((splits, *problem.shape_lse), float("-inf"), device=q.device)
+    count = min(triton.cdiv(longest_k, SPLIT["BLOCK_N"]), MOST_SPLITS)
+    parts = torch.empty((count, *problem.shape_o), dtype=torch.float32, device=q.device)
+    part_lse = torch.full((count, *problem.shape_lse), float("-inf"), device=q.device)
     sequences = len(pages.cache_lengths) * problem.heads_q
     given = options(problem)
     for name in ("seqlen_q", "seqlen_k", "band_lo", "band_hi", "softcap", "SOFTCAP"):
         del given[name]
     mask = problem.mask
-    right = 0 if mask.causal else mask.window_right
+    right = mask.window_right if not mask.causal else 0
     given |= {"HAS_LO": mask.window_left is not None, "HAS_HI": right is not None}
-    paged_kernel[(triton.cdiv(pages.max_seqlen_q, SPLIT["BLOCK_M"]) * sequences, splits)](
-        q, *pages[:4], pages.cu_seqlens_q, part_o, part_lse,
+    paged_kernel[(triton.cdiv(pages.max_seqlen_q, SPLIT["BLOCK_M"]) * sequences, count)](
+        q, *pages[:4], pages.cu_seqlens_q, parts, part_lse,
         *q.stride(), *pages.k_pages.stride(), *pages.v_pages.stride(),
         stride_table=pages.block_table.stride(0), batches=problem.batch, tokens=problem.seqlen_q,
         longest_q=pages.max_seqlen_q,
         window_left=mask.window_left or 0, window_right=right or 0,
-        split_keys=triton.cdiv(longest_k, splits), page_size=PAGE_SIZE,
+        split_keys=triton.cdiv(longest_k, count), page_size=PAGE_SIZE,
         BOTTOM_RIGHT=mask.alignment == "bottom-right", PACKED=bool(mask.documents),
         **given, **SPLIT,
     )  # fmt: skip
     blocks = triton.cdiv(problem.seqlen_q, MERGE_ROWS)
     merge_kernel[(blocks * problem.batch * problem.heads_q,)](
-        part_o, part_lse, o, lse, *o.stride(),
-        problem.batch, problem.heads_q, problem.seqlen_q, problem.head_dim_v, splits,
+        parts, part_lse, o, lse, *o.stride(),
+        problem.batch, problem.heads_q, problem.seqlen_q, problem.head_dim_v, count,
         BLOCK_M=MERGE_ROWS, BLOCK_DV=block(problem.head_dim_v),
     )  # fmt: skip
     return Outputs(o, lse)

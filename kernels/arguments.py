@@ -1,5 +1,7 @@
 """What the kernels are told of a problem: tiles of head_dim, the band mask, alignment, terms."""
 
+import functools
+
 import triton
 
 from fa_verify import cu_seqlens
@@ -14,6 +16,7 @@ _BYTES_A_VECTOR = 16
 _SMALLEST_DOT = 16  # tl.dot takes no smaller extent
 
 
+@functools.cache
 def split_columns(head_dim, smallest=_SMALLEST_DOT):
     """How a head_dim is tiled: (BLOCK, TAIL, PADDED), powers of two with BLOCK + TAIL >= head_dim.
 

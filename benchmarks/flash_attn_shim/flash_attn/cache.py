@@ -1,10 +1,10 @@
 """flash_attn_with_kvcache: new keys are written, and positions rotated, in plain PyTorch."""
 
 import torch
-from kernels.cached_attention import attention_with_cache
 
 from flash_attn.layers.rotary import apply_rotary_emb
 from kernels.attention import attention_varlen
+from kernels.cached_attention import attention_with_cache
 
 
 def flash_attn_with_kvcache(

@@ -240,7 +240,7 @@ def profile(target, items, *, card):
                 f"{event.key:40}{event.count / 12:8.1f} a case "
                 f"{event.self_cpu_time_total / 12e3:8.2f} ms"
             )
-    on_card = sum(getattr(e, "self_device_time_total", 0) for e in averages)
+    on_card = sum(e.self_device_time_total for e in averages if e.self_cpu_time_total == 0)
     print(f"busy on the card, ms a case: {on_card / 12e3:.2f}")
 
 

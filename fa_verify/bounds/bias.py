@@ -169,7 +169,7 @@ class _Portion:
 def _portion(
     refiner: Refiner, weights: Tensor, used: Tensor, place: tuple[slice, Index]
 ) -> _Portion:
-    look = refiner.looks(*place)
+    look = refiner.several(*place)
     errors = look.errors * (weights @ look.weight.mT)
     small = look.logs < refiner.tiny
     fixed = (weights.abs() * look.rest).sum(-1) + errors.masked_fill(~small, 0.0).abs().sum(-1)

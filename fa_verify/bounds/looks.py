@@ -134,8 +134,8 @@ def _look_at_o(source: Source, heads: slice, index: Index) -> Look:
     if not isinstance(tile, ForwardTile):
         block, place = source.block(heads, index, slice(None)), (slice(None), slice(None))
         tile = forward_tile(source.model, source.given, block, source.top, parts=True)
-    cast = tile.cast
-    return Look(cast.rest[place], cast.errors[place], cast.x[place], source.given.v[heads])
+    cast, v = tile.cast, source.given.v[heads]
+    return Look(cast.rest[place], cast.errors[place], cast.x[place], v, v.abs())
 
 
 def _look_at_dq(source: Source, rows: Rows, heads: slice, index: Index) -> Look:
@@ -174,6 +174,13 @@ def _known(cast: Tensor | None, values: Tensor, off: Tensor) -> tuple[Tensor, Te
 def _look(most: Tensor, found: Sequence[Tensor], weight: Tensor) -> Look:
     """A look at terms: what the cast adds to each, the terms, and how far they may be off."""
     errors, values, off = found
-    cast = SLACK * errors.double()
-    logs = values.abs().log().contiguous()
-    return Look(most - cast @ weight.abs(), cast, logs, weight, values.sign(), SLACK * off.double())
+    cast, size = SLACK * errors.double(), weight.abs()
+    return Look(
+        most - cast @ size,
+        cast,
+        values.abs().log_().contiguous(),
+        weight,
+        size,
+        values.sign(),
+        SLACK * off.double(),
+    )

@@ -53,7 +53,7 @@ def nearest(refiner: Refiner, got: Tensor, dtype: torch.dtype) -> Nearest:
     """
     got = got.reshape(refiner.linear.shape)
     place = refiner.sample(_TERMS, 2)
-    look, seen = refiner.looks(*place), got[place]
+    look, seen = refiner.several(*place), got[place]
     total = look.logs.exp().sum(-1, keepdim=True).clamp(min=1e-300)
     counts: dict[tuple[str, str], int] = {}
     for (relative_to, logs), form in _ways(refiner, look.logs):

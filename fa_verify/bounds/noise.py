@@ -132,10 +132,10 @@ def _times(matrix: Tensor, vector: Tensor) -> Tensor:
 
 def _sample(refiner: Refiner, observed: Observed, most: int) -> _Part:
     place = refiner.sample(most, _MOST_HEADS if most == _MANY else 2)
-    look, linear = refiner.looks(*place), refiner.linear[place]
+    look, linear = refiner.several(*place), refiner.linear[place]
     last = observed.det[place] - linear
     random = look.errors.masked_fill(look.logs < refiner.tiny, 0.0)
-    fixed = look.rest + (look.errors - random) @ look.weight.abs()
+    fixed = look.rest + (look.errors - random) @ look.size
     square = _times(random.square(), look.weight.square().sum(-1)) + last.square().sum(-1)
     square = (square / 3).unsqueeze(-1)
     usable = (square > 0) & square.isfinite()

@@ -137,7 +137,7 @@ class Look:
         rest: (rows, dim), the bound without the cast's part.
         errors: (rows, terms), at most what the cast adds to each term.
         logs: (rows, terms), logarithms of what is cast (of o: up to the block's maximum).
-        weight: (terms, dim), what the terms multiply.
+        weight: (terms, dim), what the terms multiply; size: its size.
         sign: (rows, terms), of what is cast; None: it is positive.
         off: (rows, terms), how far it may be from exact; None: it is not known up to what it is.
     """
@@ -146,18 +146,21 @@ class Look:
     errors: Tensor
     logs: Tensor
     weight: Tensor
+    size: Tensor
     sign: Tensor | None = None
     off: Tensor | None = None
 
-    def only(self) -> Look:
-        """That of one head, of a look at several."""
+    def cut(self, head: slice | int, index: Index) -> Look:
+        """Some rows of some heads, or of one, of a look at several heads."""
+        place = (head, index)
         return Look(
-            self.rest[0],
-            self.errors[0],
-            self.logs[0],
-            self.weight[0],
-            None if self.sign is None else self.sign[0],
-            None if self.off is None else self.off[0],
+            self.rest[place],
+            self.errors[place],
+            self.logs[place],
+            self.weight[head],
+            self.size[head],
+            None if self.sign is None else self.sign[place],
+            None if self.off is None else self.off[place],
         )
 
     def bound(self, factor: float, tiny: float, rows: Index, count: Tensor | None) -> Tensor:
@@ -167,16 +170,13 @@ class Look:
         """
         errors = self.errors[rows]
         small = self.logs[rows] < tiny
-        fixed = errors.masked_fill(~small, 0.0)
-        random = errors.masked_fill(small, 0.0)
-        # Scaled so that squares neither overflow nor underflow.
-        peak = self.weight.abs().amax().clamp(min=1e-300)
-        largest = random.amax(-1, keepdim=True).clamp(min=1e-300)
-        random = (random / largest).square_()
+        # In float64 squares of what formats of 8 exponent bits hold, and their products, neither
+        # overflow nor underflow.
+        random = errors.masked_fill(small, 0.0).square_()
         if count is not None:
             random *= count
-        root = (random @ (self.weight / peak).square()).sqrt_() * (peak * largest)
-        return self.rest[rows] + fixed @ self.weight.abs() + factor * root
+        root = (random @ self.weight.square()).sqrt_().mul_(factor)
+        return root.add_(torch.where(small, errors, 0.0) @ self.size).add_(self.rest[rows])
 
     def added(self, cast: Cast, divisors: Iterable[float], rows: Tensor) -> Tensor:
         """The most that rounding the exact values adds, under any scale common to them; (B34)."""
@@ -191,7 +191,7 @@ class Look:
         return most
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Refiner:
     """Refines one tensor's bound where an observed error is between the least and most it can be.
 
@@ -230,9 +230,26 @@ class Refiner:
         """Logarithm of the smallest normal number of the cast, as terms are."""
         return math.log(self.cast.tiny / self.cast.unit * self.scale)
 
+    @property
+    def small(self) -> bool:
+        """Whether all rows are looked at together."""
+        heads, rows, _ = self.linear.shape
+        return heads * rows * self.terms <= _TOGETHER.get(self.linear.device.type, 0)
+
+    @functools.cached_property
+    def whole(self) -> Look:
+        """At all rows."""
+        return self.looks(slice(None), slice(None))
+
+    def several(self, heads: slice, index: Index) -> Look:
+        """At the same rows of some heads."""
+        return self.whole.cut(heads, index) if self.small else self.looks(heads, index)
+
     def look(self, head: int, index: Tensor) -> Look:
         """At some rows of one head."""
-        return self.looks(slice(head, head + 1), index).only()
+        if self.small:
+            return self.whole.cut(head, index)
+        return self.looks(slice(head, head + 1), index).cut(0, slice(None))
 
     def chunks(self, index: Tensor) -> tuple[Tensor, ...]:
         """Rows in portions that a look can hold."""
@@ -260,25 +277,28 @@ class Refiner:
         heads_used = max(1, min(heads, most_heads, terms // (self.terms * rows_each)))
         return slice(0, heads, -(-heads // heads_used)), slice(0, rows, -(-rows // rows_each))
 
-    def refined(self, det: Tensor, error: Tensor) -> Tensor:
+    def refined(self, det: Tensor, error: Tensor, *, within: bool = False) -> Tensor:
         """The probabilistic bound where it decides, det elsewhere.
 
         Args:
             det: The deterministic bound with output rounding, any shape of as many elements.
             error: Observed, shaped as det.
+            within: Every error is known to be within det, and that to be finite.
         """
         factor, least = lambda_factor(det.numel(), self.d), self.least(det.numel())
         if least >= 1.0:
             return det
         flat_det, flat_error = det.reshape(self.linear.shape), error.reshape(self.linear.shape)
         rounding = flat_det - self.linear
-        open_question = (flat_error > least * self.linear + rounding) & (flat_error <= flat_det)
-        asked = (open_question & flat_det.isfinite()).any(-1)
+        open_question = flat_error > torch.add(rounding, self.linear, alpha=least)
+        if not within:
+            open_question &= (flat_error <= flat_det) & flat_det.isfinite()
+        asked = open_question.any(-1)
         if not bool(asked.any()):
             return det
-        if det.numel() // self.linear.shape[-1] * self.terms <= _TOGETHER.get(det.device.type, 0):
-            look, every = self.looks(slice(None), slice(None)), slice(None)
-            bound = torch.minimum(look.bound(factor, self.tiny, every, None), self.linear)
+        if self.small:
+            bound = self.whole.bound(factor, self.tiny, slice(None), None)
+            bound = torch.minimum(bound, self.linear)
             over = (flat_error - rounding > bound).any(-1) & asked
             if not bool(over.any()):
                 return torch.where(asked.unsqueeze(-1), bound + rounding, flat_det).view_as(det)

@@ -48,7 +48,7 @@ def rounded_models(refiner: Refiner) -> Iterator[Model]:
     if len(refiner.divisors) > 1:  # nor when
         return
     place = refiner.sample(_TERMS, 2)
-    look = refiner.looks(*place)
+    look = refiner.several(*place)
     if look.off is None:
         return
     for cast in _admitted(refiner.cast):
@@ -72,11 +72,15 @@ def _model(cast: Cast | None, divisor: float, look: Look) -> tuple[Tensor, Tenso
     exact = look.logs.exp()
     if cast is None:
         return (exact * look.sign) @ look.weight, look.rest
-    exact, off = exact / divisor, look.off / divisor
+    off = look.off
+    if divisor != 1.0:
+        exact, off = exact / divisor, off / divisor
     # What is cast is within off of exact, and rounding is monotone.
     below, middle, above = _rounded(cast, torch.stack((exact - off, exact, exact + off)))
-    flips = torch.maximum(above - middle, middle - below) * divisor
-    return (middle * look.sign * divisor) @ look.weight, look.rest + flips @ look.weight.abs()
+    flips, value = torch.maximum(above - middle, middle - below), middle * look.sign
+    if divisor != 1.0:
+        flips, value = flips.mul_(divisor), value.mul_(divisor)
+    return value @ look.weight, look.rest + flips @ look.size
 
 
 def _rounded(cast: Cast, x: Tensor) -> Tensor:

@@ -211,12 +211,11 @@ class Comparison:
     @functools.cached_property
     def prob(self) -> torch.Tensor:
         """The probabilistic bound, no smaller than needed to judge what was observed."""
-        if not self.got.numel():
+        refiner, elements = self.bounded.refiner, self.got.numel()
+        if refiner is None or not elements or self.most <= refiner.least(elements):
             return self.bounded.det
-        refiner = self.bounded.refiner
-        if refiner is not None and self.most <= refiner.least(self.got.numel()):
-            return self.bounded.det
-        return self.bounded.prob(self.got)
+        within = self.plain and self.most <= 1
+        return refiner.refined(self.bounded.det, self.error, within=within)
 
     @functools.cached_property
     def difference(self) -> torch.Tensor:

@@ -13,11 +13,17 @@ if TYPE_CHECKING:
     from fa_verify.layouts import Layout
     from fa_verify.masks import Mask
 
-__all__ = ["Aspect", "Pair", "aspects", "pairs"]
+__all__ = ["ORDER", "Aspect", "Pair", "aspects", "pairs"]
 
 Aspect = tuple[str, str]
 """What about a case, and which kind: ("mask", "causal")."""
 Pair = tuple[Aspect, Aspect]
+
+ORDER = (
+    *("pass", "dtype", "mask", "lengths", "blocks", "heads", "batch", "head_dim", "head_dim_v"),
+    *("q", "k", "v", "softcap", "scale", "bias", "alibi", "sinks", "dropout", "lse_grad"),
+)
+"""The names of aspects, as a case has them; terms only where there are such."""
 
 _DEPTHS = (64, 128, 256)
 _FAR = 1 << 20  # slack, in elements, that only a tensor past 2^31 elements has
@@ -54,6 +60,7 @@ def aspects(case: Case) -> tuple[Aspect, ...]:
         "softcap": "some" if p.softcap else "none",
         "scale": "default" if scale is None else "above 0" if scale > 0 else "0 or below",
     }
+    found |= {name: p.bias if name == "bias" else "some" for name in p.terms}
     return tuple(found.items())
 
 

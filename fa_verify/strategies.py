@@ -40,6 +40,8 @@ _FLAGS = (
     *("layout_do", "qk", "v", "do", "logits", "seed"),
     *TERMS,
 )
+# What of a problem has values of a family, where it has another name.
+_FIELDS = {"slopes": "alibi", "dlse": "lse_grad"}
 # Overlapping digits: a length's cap is the sum of its three bytes times these. Bytes that shrink
 # one after the other still reach every number, and a random cap lies above any length we draw.
 _DIGITS = (256, 16, 1)
@@ -122,7 +124,9 @@ def _simplified(case: Case, simple: set[str], space: Space) -> Case:
         changes["layout_bias"] = BHSD
     default = Values()
     kept = {
-        field.name: getattr(default if field.name in simple else values, field.name)
+        field.name: getattr(
+            default if _FIELDS.get(field.name, field.name) in simple else values, field.name
+        )
         for field in dataclasses.fields(Values)
     }
     return Case(
@@ -244,7 +248,8 @@ class _Search:
 
     def _simplify(self) -> None:
         """Set fields to their defaults: all of them, else halves of what is left, down to each."""
-        queue = [[name for name in _FLAGS if name != "dtype"]]
+        others = [name for name in _FLAGS if name not in ("dtype", *TERMS)]
+        queue = [list(TERMS), others]
         while queue:
             names = [
                 name for name in queue.pop(0)

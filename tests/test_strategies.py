@@ -1,5 +1,7 @@
 import collections
+import dataclasses
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -11,10 +13,12 @@ from hypothesis import find, given, seed, settings
 from fa_verify import distribution
 from fa_verify.aspects import pairs
 from fa_verify.capabilities import Capabilities
-from fa_verify.case import Case
-from fa_verify.distribution import tables
+from fa_verify.case import Case, Values
+from fa_verify.distribution import Space, sample, tables
 from fa_verify.distribution.corners import CORNERS
+from fa_verify.distribution.terms import TERM_CORNERS
 from fa_verify.errors import InvalidInputError
+from fa_verify.layouts import BHSD
 from fa_verify.strategies import cases, problems, shrink
 from fa_verify.values import DO_FAMILIES, QK_FAMILIES, V_FAMILIES
 
@@ -356,8 +360,9 @@ def test_the_document_states_every_weight(name):
 
 def test_the_document_states_every_corner():
     document = pathlib.Path(__file__).parents[1] / "docs" / "distribution.md"
-    stated = "\n".join(f"| {corner.name} | {corner} |" for corner in CORNERS)
-    assert stated in document.read_text(encoding="utf-8")
+    for corners in (CORNERS, TERM_CORNERS):
+        stated = "\n".join(f"| {corner.name} | {corner} |" for corner in corners)
+        assert stated in document.read_text(encoding="utf-8")
 
 
 def in_corner(case, corner):
@@ -443,3 +448,79 @@ def test_shrink_keeps_the_difference_of_the_lengths_that_a_failure_needs():
 
     small = shrink(case, fails).problem
     assert (small.seqlen_q, small.seqlen_k, small.head_dim) == (17, 1, 1)
+
+
+AXES = ("bhqk", "hqk", "qk", "k", "h")
+ALL_TERMS = Capabilities(bias=AXES, alibi=True, sinks=True, dropout=True, lse_grad=True)
+
+
+def _bare(case):
+    """The case without its terms."""
+    bare = {"bias": "", "alibi": False, "sinks": False, "dropout": 0.0, "lse_grad": False}
+    problem = dataclasses.replace(case.problem, **bare, layout_bias=BHSD)
+    kept = {name: getattr(case.values, name) for name in ("qk", "v", "do", "logits")}
+    return dataclasses.replace(case, problem=problem, values=Values(**kept))
+
+
+def test_terms_are_drawn_where_they_are_declared_and_change_nothing_else():
+    without = distribution.draw(3, 400, Capabilities())
+    assert not any(case.problem.terms for case in without)
+    # Corners of terms come in between, so that only what is drawn by itself can be compared.
+    pair = (Capabilities(), ALL_TERMS)
+    for start in range(200):
+        same = (random.Random(start) for _ in range(2))  # noqa: S311
+        plain, termed = (
+            sample(rng, Space.of(c))
+            for rng, c in zip(same, (Capabilities(), ALL_TERMS), strict=True)
+        )
+        assert _bare(termed) == plain
+
+
+def test_a_third_of_the_cases_has_each_term():
+    cases = distribution.draw(4, 1500, ALL_TERMS)[60:]
+    for name in ("bias", "alibi", "sinks", "dropout"):
+        assert 0.28 < _share(cases, lambda c, name=name: name in c.problem.terms) < 0.39, name
+    backward = [case for case in cases if case.backward]
+    assert 0.28 < _share(backward, lambda c: c.problem.lse_grad) < 0.39
+    assert not any(case.problem.lse_grad for case in cases if not case.backward)
+    assert {case.problem.bias for case in cases} == {"", *AXES}
+    one = distribution.draw(4, 600, Capabilities(sinks=True))[60:]
+    assert 0.28 < _share(one, lambda c: c.problem.sinks) < 0.39
+    assert all(ALL_TERMS.reason_against(case.problem) is None for case in cases)
+
+
+def test_every_corner_of_terms_is_visited():
+    count = 2 * (len(CORNERS) + len(TERM_CORNERS))
+    every = dataclasses.replace(ALL_TERMS, window=True, softcap=True)
+    drawn = distribution.draw(9, count, every)[1::2][len(CORNERS) :]
+    has = {
+        "a bias that hides keys": lambda c: c.values.bias == "hides",
+        "a bias that many rows share": lambda c: c.problem.bias in ("k", "h", "qk") and c.backward,
+        "slopes of either sign, along a shifted diagonal": lambda c: (
+            c.values.slopes == "signed" and c.problem.seqlen_q != c.problem.seqlen_k
+        ),
+        "rows that see no key but have a sink": lambda c: (
+            c.problem.sinks and c.problem.seqlen_q > c.problem.seqlen_k
+        ),
+        "sinks of some heads only": lambda c: c.values.sinks == "off" and c.problem.heads_q > 1,
+        "dropout of nearly all": lambda c: c.problem.dropout == 0.9,
+        "all terms at once": lambda c: len(c.problem.terms) == 5,
+    }
+    for corner, case in zip(TERM_CORNERS, drawn, strict=True):
+        assert has[corner.name](case), (corner.name, str(case))
+
+
+def test_shrinking_drops_terms_first():
+    case = next(c for c in distribution.draw(2, 300, ALL_TERMS) if len(c.problem.terms) > 3)
+    tried = []
+
+    def fails(case):
+        tried.append(case)
+        return case.problem.alibi
+
+    small = shrink(case, fails, capabilities=ALL_TERMS)
+    assert small.problem.terms == ("alibi",)
+    assert small.values == Values()
+    seen = []
+    shrink(case, lambda c: seen.append(c) or True, capabilities=ALL_TERMS)
+    assert any(not c.problem.terms for c in seen)

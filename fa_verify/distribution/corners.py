@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["CORNERS", "MODEST", "PLAIN", "Corner"]
 
-_FORMS = ("DTYPES", "HEAD_DIMS", "MASKS", "SOFTCAPS", "LAYOUTS")
+_FORMS = ("DTYPES", "HEAD_DIMS", "MASKS", "SOFTCAPS", "LAYOUTS", "TERMS")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

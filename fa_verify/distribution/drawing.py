@@ -15,6 +15,7 @@ from fa_verify.distribution import tables
 from fa_verify.distribution.corners import PLAIN
 from fa_verify.distribution.placement import placed
 from fa_verify.distribution.tables import DIFFERENT_LAYOUTS, LARGE, MAX_WORK
+from fa_verify.distribution.terms import with_terms
 from fa_verify.errors import InvalidInputError
 from fa_verify.masks import Mask
 from fa_verify.problem import Problem
@@ -67,7 +68,7 @@ def sample(
         c = space.capabilities
         reason = None if c is None else c.reason_against(case.problem)
         if reason is None:
-            return case
+            return with_terms(case, c, corner if tried < _PATIENCE else PLAIN, form)
         spread = None
         form = form and f"{form}'"
     msg = (

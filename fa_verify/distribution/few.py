@@ -56,7 +56,7 @@ def _compact(case: Case) -> bool:
     p = case.problem
     layouts = (
         (p.layout_q, p.shape_q), (p.layout_k, p.shape_k),
-        (p.layout_v, p.shape_v), (p.layout_do, p.shape_o),
+        (p.layout_v, p.shape_v), (p.layout_do, p.shape_o), (p.layout_bias, p.shape_bias),
     )  # fmt: skip
     near = all(layout.span(shape) <= _SPAN for layout, shape in layouts)
     return near and min(p.seqlen_q, p.seqlen_k) > 0
@@ -75,3 +75,5 @@ def _traits(case: Case) -> Iterator[tuple[object, ...]]:
     yield "softcap", p.softcap > 0, case.backward
     yield "group", p.group > 1, case.backward
     yield "unequal", p.head_dim != p.head_dim_v, case.backward
+    for name in p.terms:
+        yield name, case.backward

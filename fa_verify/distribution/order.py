@@ -10,6 +10,7 @@ from fa_verify.distribution.corners import CORNERS, MODEST, PLAIN
 from fa_verify.distribution.drawing import sample
 from fa_verify.distribution.space import Space
 from fa_verify.distribution.tables import CANDIDATES, FIRST
+from fa_verify.distribution.terms import TERM_CORNERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +98,8 @@ def _corner(index: int, corners: Sequence[Corner]) -> Corner:
 
 def _corners(space: Space, *, formed: bool) -> list[Corner]:
     """The corners that the space has; those of a form only where forms are free."""
-    return [c for c in CORNERS if _has(space, c) and not (formed and c.of_a_form)]
+    every = (*CORNERS, *TERM_CORNERS)
+    return [c for c in every if _has(space, c) and not (formed and c.of_a_form)]
 
 
 def _has(space: Space, corner: Corner) -> bool:
@@ -107,6 +109,7 @@ def _has(space: Space, corner: Corner) -> bool:
         "SOFTCAPS": c is None or c.softcap,
         "LAYOUTS": c is None or c.layouts,
         "EDGE_LENGTHS": c is None or c.empty,
+        "TERMS": c is not None and any(getattr(c, name) for name in corner.kept("TERMS")),
     }
     for name, kept in corner.tables:
         if name in tables and not any(entry in kept for entry, _ in tables[name]):

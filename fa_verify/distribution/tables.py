@@ -114,3 +114,18 @@ SCALABLE = frozenset(
         *("heavy-tails", "near-ties", "zeros", "mixed", "two-level", "duplicates"),
     }
 )
+
+# Of a kernel that declares terms (bias, ALiBi, sinks, dropout, a gradient of lse): how many of its
+# cases have each, and how many have none if it declares several.
+WITH_TERM = 1 / 3
+BARE = 0.4
+MOST_TERMS = 1 << 22  # elements of a bias, and of what dropout keeps
+BIAS: Table[str] = (("normal", 40), ("large", 15), ("constant", 10), ("mask", 15), ("hides", 20))
+SLOPES: Table[str] = (("geometric", 60), ("signed", 25), ("steep", 15))
+SINKS: Table[str] = (("normal", 50), ("high", 20), ("low", 15), ("off", 15))
+DLSE: Table[str] = (("normal", 60), ("zeros", 10), ("spikes", 30))
+DROPOUT: Table[float] = ((0.1, 45), (0.5, 20), (0.2, 15), (0.9, 12), (0.01, 8))
+BIAS_LAYOUTS: Table[str] = (
+    *(("bhsd", 40), ("padded rows", 15), ("transposed", 10), ("offset", 10)),
+    *(("padded heads", 10), ("spread", 5), ("sbhd", 10)),
+)

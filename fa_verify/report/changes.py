@@ -12,11 +12,11 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final
 
 from fa_verify.report import text
-from fa_verify.report.result import TENSORS, Result, features
+from fa_verify.report.result import Result, compared, features
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fa_verify.report.faults import Fault
 
@@ -141,7 +141,7 @@ def worse(base: Side, head: Side, limits: Limits) -> Iterator[Change]:
     for precision in sorted({result.precision for result in head.results.values()}):
         grown = [
             (tensor, growth)
-            for tensor in TENSORS
+            for tensor in _tensors(head.results.values())
             if (growth := _growth(base, head, precision, tensor, limits)) is not None
         ]
         if grown:
@@ -153,6 +153,10 @@ def worse(base: Side, head: Side, limits: Limits) -> Iterator[Change]:
                 detail=f"worst err/bound {', '.join(f'{name} {one}' for name, one in grown)}",
                 replay=head.results[most.case].record.replay,
             )
+
+
+def _tensors(results: Iterable[Result]) -> tuple[str, ...]:
+    return compared({name for result in results for name in result.record.tensors})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

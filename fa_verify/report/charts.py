@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from fa_verify.report import svg
-from fa_verify.report.result import TENSORS, Result
+from fa_verify.report.result import TENSORS, Result, compared
 from fa_verify.report.text import clean, number
 
 if TYPE_CHECKING:
@@ -135,6 +135,10 @@ def _label(result: Result, tensor: str, stats: TensorStats) -> str:
     )
 
 
+def _tensors(results: Sequence[Result]) -> tuple[str, ...]:
+    return compared({name for result in results for name in result.record.tensors})
+
+
 def _scatter(
     title: str,
     results: Sequence[Result],
@@ -145,7 +149,7 @@ def _scatter(
     density: _Density,
 ) -> Markup:
     series = []
-    for tensor in TENSORS:
+    for tensor in _tensors(results):
         found = [
             (measure(result), result.record.tensors[tensor], result)
             for result in results
@@ -177,13 +181,14 @@ def _spread(
     rule: float | None = None,
 ) -> Markup:
     series = []
-    for place, tensor in enumerate(TENSORS):
+    names = _tensors([result for results in groups.values() for result in results])
+    for place, tensor in enumerate(names):
         marks, points = [], []
         for index, results in enumerate(groups.values()):
             found = [result for result in results if tensor in result.record.tensors]
             if not found:
                 continue
-            x = index + (place + 1) / (len(TENSORS) + 1)
+            x = index + (place + 1) / (len(names) + 1)
             values = [measure(result.record.tensors[tensor]) for result in found]
             worst = max(found, key=lambda r: (measure(r.record.tensors[tensor]), r.record.case))
             label = _label(worst, tensor, worst.record.tensors[tensor])

@@ -10,7 +10,7 @@ import os
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from fa_verify.aspects import Aspect, Pair, aspects, pairs
+from fa_verify.aspects import ORDER, Aspect, Pair, aspects, pairs
 from fa_verify.ran import SourceRan
 from fa_verify.report.branches import Branch, branches
 from fa_verify.verdict import Verdict
@@ -106,7 +106,7 @@ def _of_kernel(kernel: str, results: Sequence[Result]) -> Coverage:
 
 
 def _possible(values: Counter[Aspect]) -> set[Pair]:
-    order = {name: index for index, name in enumerate(dict.fromkeys(name for name, _ in values))}
+    order = {name: index for index, name in enumerate(ORDER)}
     return {(a, b) for a in values for b in values if order[a[0]] < order[b[0]]}
 
 

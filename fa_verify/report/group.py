@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, Literal
 
-from fa_verify.report.result import TENSORS, Result
+from fa_verify.report.result import Result, compared
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ def group(
 
 def _tensors(results: Sequence[Result]) -> dict[str, TensorSummary]:
     present = {name for result in results for name in result.record.tensors}
-    ordered = [name for name in TENSORS if name in present] + sorted(present - set(TENSORS))
+    ordered = [name for name in compared(present) if name in present]
+    ordered += sorted(present - set(ordered))
     return {name: _tensor(name, results) for name in ordered}
 
 

@@ -14,7 +14,6 @@ from fa_verify.report import text
 from fa_verify.report.charts import charts
 from fa_verify.report.coverage import place
 from fa_verify.report.headline import caveats, headline, remark, where, word
-from fa_verify.report.result import TENSORS
 from fa_verify.report.sanitized import sentences
 from fa_verify.verdict import Verdict
 
@@ -53,7 +52,7 @@ def render(summary: Summary) -> str:
         caveats=caveats(summary),
         remark=remark,
         where=where,
-        tensors=TENSORS,
+        tensors=summary.tensors,
         verdicts=Verdict,
         charts=charts(summary),
         place=place,

@@ -9,7 +9,6 @@ from fa_verify.report import text
 from fa_verify.report.coverage import reached
 from fa_verify.report.faults import families
 from fa_verify.report.headline import beside, caveats, headline, remark, where, word
-from fa_verify.report.result import TENSORS
 from fa_verify.report.sanitized import sentences
 from fa_verify.verdict import Verdict
 
@@ -55,13 +54,15 @@ def _rows(summary: Summary) -> str:
         "kernel",
         "precision",
         "cases",
-        *TENSORS,
+        *summary.tensors,
         *(["2x rule"] if with_rule else []),
         "verdict",
     ]
     body = []
     for row in summary.rows:
-        ratios = [row.tensors[name].ratio if name in row.tensors else None for name in TENSORS]
+        ratios = [
+            row.tensors[name].ratio if name in row.tensors else None for name in summary.tensors
+        ]
         body.append(
             [
                 escape(row.kernel),

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Final, Literal
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from fa_verify.case import Case
     from fa_verify.record import CaseRecord
 
-__all__ = ["TENSORS", "Result", "features", "work"]
+__all__ = ["TENSORS", "Result", "compared", "features", "work"]
 
 TENSORS: Final = ("o", "lse", "dq", "dk", "dv")
+_FURTHER: Final = ("dbias", "dsinks")  # shown where some case has them
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,11 @@ class Result:
         return self.kernel, self.precision, self.direction, r.case, r.setup, r.verdict, r.replay
 
 
+def compared(present: Container[str]) -> tuple[str, ...]:
+    """The tensors that a report shows, of which those that not every problem has must be there."""
+    return (*TENSORS, *(name for name in _FURTHER if name in present))
+
+
 def work(case: Case) -> int:
     """How large a case is: multiplications of its forward pass, an empty axis counted as 1."""
     p = case.problem
@@ -78,7 +86,7 @@ def features(case: Case) -> frozenset[str]:
     ['causal', 'gqa', 'head_dim not a power of two', 'seqlen_q != seqlen_k']
     """
     p = case.problem
-    layouts = (p.layout_q, p.layout_k, p.layout_v, p.layout_do)
+    layouts = (p.layout_q, p.layout_k, p.layout_v, p.layout_do, p.layout_bias)
     present = {
         "causal": p.mask.causal,
         "window": p.mask.window_left is not None or p.mask.window_right is not None,
@@ -89,6 +97,7 @@ def features(case: Case) -> frozenset[str]:
         "head_dim not a power of two": p.head_dim & (p.head_dim - 1) != 0,
         "seqlen_q != seqlen_k": p.seqlen_q != p.seqlen_k,
         "empty sequence": min(p.seqlen_q, p.seqlen_k) == 0,
+        **dict.fromkeys(p.terms, True),
         "strided layouts": any(str(layout) not in ("bhsd", "bshd") for layout in layouts),
     }
     return frozenset(name for name, there in present.items() if there)

@@ -16,7 +16,7 @@ from fa_verify.report.coverage import Coverage, coverage
 from fa_verify.report.facts import Facts, gather
 from fa_verify.report.faults import Fault, Note, find_faults, find_notes
 from fa_verify.report.group import Group, count_verdicts, group
-from fa_verify.report.result import Result
+from fa_verify.report.result import Result, compared
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ class Summary:
     def only_watched(self) -> bool:
         """Whether sanitizers ran and found nothing, and nothing else was to be done."""
         return bool(self.sanitized) and not self.cases
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors that a table of it has."""
+        return compared({name for row in self.rows for name in row.tensors})
 
     @property
     def repeats(self) -> int:

@@ -15,7 +15,6 @@ from fa_verify.report import text
 from fa_verify.report.coverage import reached
 from fa_verify.report.faults import families
 from fa_verify.report.headline import beside, caveats, headline, remark, where, word
-from fa_verify.report.result import TENSORS
 from fa_verify.report.sanitized import sentences
 from fa_verify.verdict import Verdict
 
@@ -75,7 +74,7 @@ def results_table(summary: Summary) -> Table:
     table.add_column("kernel", no_wrap=True)
     table.add_column("precision", no_wrap=True)
     table.add_column("cases", justify="right", no_wrap=True)
-    for name in TENSORS:
+    for name in summary.tensors:
         table.add_column(name, justify="right", no_wrap=True, min_width=4)
     if with_rule:
         table.add_column("2x", justify="right", no_wrap=True)
@@ -87,7 +86,7 @@ def results_table(summary: Summary) -> Table:
             Text(name if row.kernel != previous else ""),
             Text(row.precision),
             Text(text.count(row.cases)),
-            *(_ratio(row, tensor) for tensor in TENSORS),
+            *(_ratio(row, tensor) for tensor in summary.tensors),
             *([Text(text.number(row.rule_2x), style="dim")] if with_rule else []),
             Text(remark(row), style=_STYLES[row.verdict]),
         ]

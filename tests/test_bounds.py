@@ -442,3 +442,23 @@ def test_an_operand_prescaled_in_fp16_may_be_subnormal_or_overflow(side):
     rows = list(judged(steep, arithmetic, kernel, inputs))
     assert any(bool(got.isnan().any()) for _, got, _ in rows)
     assert all(ratio(got, bounded) <= 1 for _, got, bounded in rows)
+
+
+def test_an_o_that_was_rounded_to_0_leaves_delta_unknown():
+    """Of a kernel whose delta is of the unrounded o, which was anything below half a subnormal."""
+    problem = Problem(seqlen_q=1, seqlen_k=2, head_dim=1, head_dim_v=1)
+    q, k = torch.ones(1, 1, 1, 1).half(), torch.tensor([10.0, -10.0]).half().view(1, 1, 2, 1)
+    v, do = (
+        torch.tensor([0.0, 1.0]).half().view(1, 1, 2, 1),
+        torch.full((1, 1, 1, 1), 1024.0).half(),
+    )
+    exact = reference.backward(problem, q, k, v, do)
+    o, lse = (x.reference for x in bound_forward(problem, DEFAULT, q, k, v))
+    assert 0 < float(o) < 2**-25
+    seen = {"o": o.half(), "lse": lse.float()}
+    assert not seen["o"].any()
+    unrounded = dataclasses.replace(DEFAULT, delta_from_stored_o=False)
+    _, loose, _ = bound_backward(problem, unrounded, q, k, v, do, **seen)
+    _, sharp, _ = bound_backward(problem, DEFAULT, q, k, v, do, **seen)
+    assert ratio(exact.dk.half(), loose) <= 1
+    assert ratio(exact.dk.half(), sharp) > 1

@@ -469,10 +469,7 @@ def test_terms_are_drawn_where_they_are_declared_and_change_nothing_else():
     pair = (Capabilities(), ALL_TERMS)
     for start in range(200):
         same = (random.Random(start) for _ in range(2))  # noqa: S311
-        plain, termed = (
-            sample(rng, Space.of(c))
-            for rng, c in zip(same, (Capabilities(), ALL_TERMS), strict=True)
-        )
+        plain, termed = (sample(rng, Space.of(c)) for rng, c in zip(same, pair, strict=True))
         assert _bare(termed) == plain
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import sight
+from fa_verify.bounds.formats import Cast
 from fa_verify.bounds.model import FLUSH, SLACK, Model, U
 from fa_verify.reference import by_kv_head
 from fa_verify.terms import NO_TERMS, Terms
@@ -89,6 +90,7 @@ def row_statistics(  # noqa: PLR0917
     unsure = torch.zeros_like(o4) if o.error is None else o.error
     if o.error is None and not arithmetic.delta_from_stored_o:
         unsure = model.out.half_ulp(o4.abs() * (1 + 2 * model.out.unit_roundoff))
+        unsure.clamp_(min=Cast(model.out).tiny)  # what was rounded to 0
     elif o.error is not None and arithmetic.delta_from_stored_o:
         unsure = unsure + model.out.half_ulp(o4.abs() + unsure)
     # A(D_v) of float32, whatever the dots do: delta is an elementwise product and a sum.

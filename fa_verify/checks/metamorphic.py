@@ -293,9 +293,11 @@ _BATCHES = (2, 3, 5)  # sizes of the other batch: small, since it costs as many 
 def fits_among_others(trial: Trial) -> bool:
     """Whether it can have mates, in no more memory than there are elements.
 
-    Documents come in one sequence.
+    Documents come in one sequence, and what dropout keeps follows a sequence's place.
     """
     p = trial.case.problem
+    if p.mask.documents or p.dropout:
+        return False
     pairs = (
         (p.layout_q, p.shape_q),
         (p.layout_k, p.shape_k),
@@ -303,7 +305,7 @@ def fits_among_others(trial: Trial) -> bool:
         (p.layout_do, p.shape_o),
     )
     spans = [layout.span((max(_BATCHES), *shape[1:])) for layout, shape in pairs]
-    return p.seqlen_q > 0 and max(spans) < SPARSE and not p.mask.documents
+    return p.seqlen_q > 0 and max(spans) < SPARSE
 
 
 def sequence_among_others(trial: Trial) -> Iterator[Failure]:

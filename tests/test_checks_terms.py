@@ -1,0 +1,151 @@
+"""Checks of problems with terms: a right kernel passes all of them, planted defects do not."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from fa_verify import distribution, loader
+from fa_verify.backends.base import Setup
+from fa_verify.backends.cpu import CpuBackend
+from fa_verify.case import Case
+from fa_verify.checks.reruns import RERUNS
+from fa_verify.inputs import materialise
+from fa_verify.record import CaseRecord
+from fa_verify.trial import Trial
+from fa_verify.verdict import Verdict
+from fa_verify.verify import verify
+
+TARGET = Path(__file__).parent / "targets" / "termed.py"
+KERNELS = {kernel.name: kernel for kernel in loader.load(str(TARGET))}
+ALL = (
+    "pass=bwd b=2 h=4/2 s=37x45 d=16/24 dtype=float16 bias=hqk alibi=1 sinks=1 dlse=1 "
+    "dropout=0.2 bias.layout=bhsd.s3 seed=5"
+)
+
+
+def _run(name, text, **options):
+    return verify(Case.parse(text), KERNELS[name], Setup(), CpuBackend(), **options)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_right_kernel_passes_whatever_it_is_asked(start):
+    kernel = KERNELS["right"]
+    cases = distribution.draw(start, 120, kernel.capabilities, max_elements=20_000)
+    for case in cases:
+        if not case.problem.terms:
+            continue
+        record = verify(case, kernel, Setup(), CpuBackend())
+        assert record.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), record
+        if case.backward and case.problem.bias:
+            assert "dbias" in record.tensors
+        if case.backward and case.problem.sinks:
+            assert "dsinks" in record.tensors
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ALL,
+        ALL.replace("dropout=0.2 ", ""),
+        ALL.replace("dropout=0.2 ", "").replace("sinks=1 ", ""),
+        "pass=bwd b=3 h=2/1 s=50x33 d=16 dtype=bfloat16 mask=causal sinks=1 dlse=1 seed=2",
+        "pass=bwd b=3 h=2/1 s=50x33 d=16 dtype=float32 bias=bk bias.values=hides seed=2",
+        "pass=bwd h=2/2 s=9x33 d=16 dtype=float32 mask=l4 sinks=1 sinks.values=off alibi=1 seed=2",
+    ],
+)  # fmt: skip
+def test_a_right_kernel_passes_every_rerun(text):
+    record = _run("right", text, independent=False)  # a case that is replayed gets all of them
+    assert record.verdict == Verdict.PASS, record.failures
+
+
+def _applying(text):
+    trial = Trial(KERNELS["right"], Case.parse(text), Setup(), CpuBackend())
+    return {name for name, applies, _ in RERUNS if applies(trial)}
+
+
+def test_reruns_that_say_nothing_of_a_term_are_not_run():
+    plain = "pass=bwd b=2 h=4/2 s=37x45 d=16 dtype=float16 {}seed=5"
+    every = _applying(plain.format(""))
+    assert {"key permutation", "V = 1", "row shift", "one sequence alone"} <= every
+    assert every - _applying(plain.format("alibi=1 ")) == {"key permutation"}
+    assert every - _applying(plain.format("sinks=1 ")) == {"V = 1", "row shift"}
+    assert every - _applying(plain.format("dropout=0.1 ")) == {
+        *("key permutation", "V = 1", "row shift", "batch and head permutation"),
+        *("one sequence alone", "in another batch"),
+    }
+    assert every == _applying(plain.format("bias=bhqk dlse=1 "))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        ("bias_ignored", {"o", "lse"}),
+        ("slope_sign", {"o", "lse"}),
+        ("no_sink", {"o", "lse"}),
+        ("other_keep", {"o"}),
+        ("dlse_ignored", {"dq", "dk"}),
+    ],
+)
+def test_defects_are_seen(name, tensors):
+    record = _run(name, ALL)
+    assert record.verdict == Verdict.FAIL
+    assert tensors <= {f.tensor for f in record.failures if f.check == "numerics"}
+
+
+def test_a_gradient_of_a_bias_that_is_not_summed_is_seen():
+    record = _run("half_dbias", "pass=bwd h=2/2 s=9x33 d=16 dtype=float32 bias=bk seed=2")
+    assert [(f.check, f.tensor) for f in record.failures] == [("numerics", "dbias")]
+    assert "dbias[0," in record.failures[0].message
+
+
+def test_a_gradient_that_is_due_must_come():
+    record = _run("no_dsinks", "pass=bwd h=2/2 s=9x33 d=16 dtype=float32 sinks=1 seed=2")
+    assert [(f.check, f.title) for f in record.failures] == [("contract", "dsinks is no tensor")]
+
+
+def test_a_kernel_that_changes_a_term_is_seen():
+    right = KERNELS["right"]
+
+    def forward(problem, q, k, v, **terms):
+        outputs = right.forward(problem, q, k, v, **terms)
+        terms["sinks"].add_(1)
+        return outputs
+
+    kernel = dataclasses.replace(right, forward=forward)
+    case = Case.parse("pass=fwd h=2/2 s=9x33 d=16 dtype=float32 sinks=1 seed=2")
+    record = verify(case, kernel, Setup(), CpuBackend())
+    assert "sinks was modified" in [f.title for f in record.failures]
+
+
+def test_the_lse_of_a_row_with_nothing_but_a_sink_is_judged():
+    right = KERNELS["right"]
+
+    def forward(problem, q, k, v, **terms):
+        outputs = right.forward(problem, q, k, v, **terms)
+        lse = outputs.lse.clone()
+        lse[:, :, 0] = -torch.inf  # as if the row, which sees no key, had no sink
+        return dataclasses.replace(outputs, lse=lse)
+
+    case = Case.parse("pass=fwd h=2/2 s=40x33 d=16 dtype=float32 mask=causal sinks=1 seed=2")
+    assert verify(case, right, Setup(), CpuBackend()).verdict == Verdict.PASS
+    record = verify(case, dataclasses.replace(right, forward=forward), Setup(), CpuBackend())
+    assert [(f.check, f.tensor) for f in record.failures] == [("nonfinite", "lse")]
+
+
+def test_a_large_run_is_judged_in_parts():
+    case = Case.parse(ALL)
+    whole = Trial(KERNELS["right"], case, Setup(), CpuBackend())
+    part = whole.part(slice(1, 2), slice(1, 2))
+    assert part.terms.sinks.shape == (2,)
+    assert torch.equal(part.terms.bias, materialise(case).bias[:, 2:])
+    o, _ = part.forward_bounds
+    exact, _ = whole.forward_bounds
+    assert torch.allclose(o.reference, exact.reference[1:2, 2:])
+
+
+def test_records_name_the_tensors_that_were_compared():
+    record = _run("right", ALL)
+    assert isinstance(record, CaseRecord)
+    assert list(record.tensors) == ["o", "lse", "dq", "dk", "dv", "dbias", "dsinks"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify import sight
+from fa_verify import foreach, sight
 from fa_verify.bounds.further import BiasGradient
 from fa_verify.bounds.gradients import BackwardTile, backward_tile, splits
 from fa_verify.bounds.inputs import SMALL, Block, Inputs, keeps
@@ -70,6 +70,12 @@ class _Sums:
     dv: Tensor
 
     @classmethod
+    def only(cls, model: Model, part: tuple[Tensor, Tensor, Tensor]) -> _Sums:
+        """Those of the one tile that holds the whole problem."""
+        dq, dk, dv = part
+        return cls(grouped(model.problem, dq.double()), dk.double(), dv.double())
+
+    @classmethod
     def zeros(cls, given: Inputs) -> _Sums:
         return cls(torch.zeros_like(given.q), torch.zeros_like(given.k), torch.zeros_like(given.v))
 
@@ -77,8 +83,8 @@ class _Sums:
         """Add one tile's (heads, group * rows, dim) and (heads, keys, dim); a row has one tile."""
         dq, dk, dv = part
         self.dq[tile.heads, :, tile.rows] = grouped(model.problem, dq).double()
-        self.dk[tile.heads, tile.keys] += dk
-        self.dv[tile.heads, tile.keys] += dv
+        self.dk[tile.heads, tile.keys].add_(dk)
+        self.dv[tile.heads, tile.keys].add_(dv)
 
     def every(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.dq, self.dk, self.dv
@@ -88,45 +94,50 @@ def reach(model: Model, given: Inputs, rows: Rows) -> float:
     """At least every h and lse error, by Cauchy-Schwarz; inf where float32 will not do; (B10)."""
     if not rows.lse.numel():
         return 0.0
-    error = rows.lse.new_zeros(()) if rows.lse_error is None else rows.lse_error.amax()
-    highest, uncertain = torch.stack((rows.lse.abs().amax(), error)).tolist()
-    h = (model.logit + 3 * U * model.scale) * given.raw + 7 * U * highest
+    h = (model.logit + 3 * U * model.scale) * given.raw + 7 * U * rows.extent.lse
     h += 8 * U * given.extent.addend
     floor = model.logit_floor(given.largest) + model.prescale_floor(given.largest)
-    h = SLACK * (h + uncertain + model.arithmetic.exp2_ulps * U + floor)
+    h = SLACK * (h + rows.extent.lse_error + model.arithmetic.exp2_ulps * U + floor)
     fine = h <= SMALL and not given.overflows(model)
     return h if fine and given.value < LARGEST else math.inf  # of inf, NaN: not fine
 
 
 def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
     """Bound dq, dk and dv, tile by tile."""
-    exact, bounds = _Sums.zeros(given), _Sums.zeros(given)
-    huge = _may_overflow(model, given, rows)
-    peaks = _Sums.zeros(given) if huge else exact
-    top, kept = reach(model, given, rows), None
+    huge, top = _may_overflow(model, given, rows), reach(model, given, rows)
+    sums: list[_Sums] = []
+    kept = None
     bias = BiasGradient.empty(model.problem, given.q) if model.problem.bias else None
     for tile in tiles(model.problem, given.q.device):
         block, row = given.block(tile), rows.part(tile.heads, tile.rows)
         part = backward_tile(model, given, row, block, top)
-        products = (part.ds @ block.k, part.ds.mT @ block.q, part.dropped.mT @ block.do)
-        exact.add(model, tile, products)
-        bounds.add(model, tile, _bounds(model, row, block, part))
+        found = [
+            (part.ds @ block.k, part.ds.mT @ block.q, part.dropped.mT @ block.do),
+            _bounds(model, row, block, part),
+            *([_peaks(block, part, model.scale)] if huge else []),
+        ]
         if bias is not None:
             bias.add(model.problem, tile, part)
-        if huge:
-            peaks.add(model, tile, _peaks(block, part, model.scale))
-        kept = part if keeps(model.problem, tile) else None
+        if keeps(model.problem, tile):
+            kept, sums = part, [_Sums.only(model, x) for x in found]
+            break
+        sums = sums or [_Sums.zeros(given) for _ in found]
+        for total, x in zip(sums, found, strict=True):
+            total.add(model, tile, x)
+    exact, bounds, *peaks = sums or [_Sums.zeros(given) for _ in range(3)]
     bounds.dq.add_(exact.dq.abs(), alpha=3 * U)  # (B26): scaling
     bounds.dk.add_(exact.dk.abs(), alpha=3 * U)
     floors = _floors(model, given, rows)
-    for bound, peak, floor in zip(bounds.every(), peaks.every(), floors, strict=True):
+    for bound, floor in zip(bounds.every(), floors, strict=True):
         bound.nan_to_num_(nan=torch.inf, posinf=torch.inf).mul_(SLACK).add_(floor)
-        if huge:
+    for total in peaks:
+        for bound, peak in zip(bounds.every(), total.every(), strict=True):
             bound.masked_fill_(~(peak < LARGEST), torch.inf)  # (B9); NaN: 0 * inf
     _mark_unknown(given, rows, bounds)
-    sums = torch.stack([value.sum() for value in exact.every()]).tolist()
+    some = [value for value in exact.every() if value.numel()]
+    ends = torch.stack([*foreach.largest(some)]).tolist() if some else []
     for value, bound in zip(exact.every(), bounds.every(), strict=True):
-        if all(map(math.isfinite, sums)):
+        if all(map(math.isfinite, ends)):
             break
         # An observed lse far below S, which rounding alone brings about near 1e9, has no gradient.
         bound.masked_fill_(~value.isfinite(), torch.inf)
@@ -182,7 +193,7 @@ def _may_overflow(model: Model, given: Inputs, rows: Rows) -> bool:
 def _peak_x(given: Inputs, rows: Rows) -> float:
     """At least every |dP - delta|."""
     value = given.value / (1.0 - given.problem.dropout)
-    return value + (float(rows.delta.abs().amax()) if rows.delta.numel() else 0.0)
+    return value + rows.extent.delta
 
 
 def _mark_unknown(given: Inputs, rows: Rows, bounds: _Sums) -> None:

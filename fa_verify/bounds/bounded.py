@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.bounds.bias import allowance
+from fa_verify.bounds.formats import Cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,7 @@ def rounded(
 ) -> Bounded:
     """Add the rounding to the output format, and mark where it may overflow; (B17)."""
     reach = reference.abs() + bound
-    det = (bound + out.half_ulp(reach)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    det = (bound + Cast(out).error_below(reach)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     overflow = reach >= out.overflow
     return Bounded(
         name=name,

@@ -66,9 +66,12 @@ class Cast:
 
     def error(self, x: Tensor) -> Tensor:
         """The most that rounding any ``|y| <= |x|`` can lose; (B2)."""
-        x = x.abs()
-        ulp = floor_power_of_two(x).clamp_(min=2.0**self.format.emin).mul_(self.unit)
-        return torch.minimum(ulp, x)
+        return self.error_below(x.abs())
+
+    def error_below(self, size: Tensor) -> Tensor:
+        """The same of any ``|y| <= size``."""
+        ulp = floor_power_of_two(size).clamp_(min=2.0**self.format.emin).mul_(self.unit)
+        return torch.minimum(ulp, size)
 
 
 FORMATS = {

@@ -104,21 +104,33 @@ def reach(model: Model, given: Inputs) -> float:
 
 def forward_det(model: Model, given: Inputs) -> Forward:
     """Bound o and lse of every row."""
-    problem = model.problem
-    o = given.q.new_zeros(*given.q.shape[:3], problem.head_dim_v)
-    lse = given.q.new_full(given.q.shape[:3], -torch.inf)
-    result = Forward(o, lse, torch.zeros_like(o), torch.zeros_like(lse))
-    if given.terms.sinks is not None:
-        _blind(model, given.terms.sinks, result)
-    top = reach(model, given)
+    problem, top, result = model.problem, reach(model, given), None
     for tile in tiles(problem, given.q.device):
         kept = keeps(problem, tile)
         part = forward_tile(model, given, given.block(tile), top, parts=kept)
+        if kept:
+            return Forward(
+                grouped(problem, part.o),
+                grouped(problem, part.lse),
+                grouped(problem, part.o_bound),
+                grouped(problem, part.lse_bound),
+                part,
+            )
+        result = result or _nowhere(model, given)
         result.o[tile.heads, :, tile.rows] = grouped(problem, part.o)
         result.lse[tile.heads, :, tile.rows] = grouped(problem, part.lse)
         result.o_bound[tile.heads, :, tile.rows] = grouped(problem, part.o_bound)
         result.lse_bound[tile.heads, :, tile.rows] = grouped(problem, part.lse_bound)
-        result = dataclasses.replace(result, tile=part) if kept else result
+    return result or _nowhere(model, given)
+
+
+def _nowhere(model: Model, given: Inputs) -> Forward:
+    """What rows have that see no key."""
+    o = given.q.new_zeros(*given.q.shape[:3], model.problem.head_dim_v)
+    lse = given.q.new_full(given.q.shape[:3], -torch.inf)
+    result = Forward(o, lse, torch.zeros_like(o), torch.zeros_like(lse))
+    if given.terms.sinks is not None:
+        _blind(model, given.terms.sinks, result)
     return result
 
 

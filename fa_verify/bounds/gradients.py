@@ -75,7 +75,7 @@ def backward_tile(
     """
     near = _probabilities(model, given, rows, block, top)
     p_off = near.gain
-    p_cast = None if model.p is None else model.p.error(near.high)
+    p_cast = None if model.p is None else model.p.error_below(near.high)
     rows_k = model.problem.group * model.problem.seqlen_q
     accumulate_k = SLACK * model.long_dot(rows_k, rows_k)
     dropped, own_cast = near.p, p_cast
@@ -267,9 +267,9 @@ def _ds_cast(model: Model, cast: Cast, high: Tensor, unscaled: Tensor) -> Tensor
     """Error of the cast of dS, before or after scaling or either, in scaled units; (B25)."""
     when, scale = model.arithmetic.ds_scale, model.scale
     if when == "before":
-        error = cast.error(high)
+        error = cast.error_below(high)
     elif when == "after":
-        error = cast.error(unscaled).mul_(scale)
+        error = cast.error_below(unscaled).mul_(scale)
     else:
         error = (high * cast.unit).clamp_(min=cast.tiny * max(1.0, scale))
         error = torch.minimum(error, high)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify import sight
+from fa_verify import foreach, sight
 from fa_verify.bounds.formats import Cast
 from fa_verify.bounds.model import FLUSH, SLACK, Model, U
 from fa_verify.reference import by_kv_head
@@ -23,6 +24,30 @@ __all__ = ["Rows", "Seen", "row_statistics"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Extent:
+    """The largest size of each of some rows' statistics; 0 where there are no rows."""
+
+    lse: float
+    delta: float
+    delta_error: float
+    lse_error: float
+
+    @classmethod
+    def of(
+        cls, lse: Tensor, delta: Tensor, delta_error: Tensor, lse_error: Tensor | None
+    ) -> Extent:
+        """Read them; one synchronisation with the device."""
+        some = [x for x in (lse, delta, delta_error, lse_error) if x is not None and x.numel()]
+        found = torch.stack([*foreach.largest(some)]).tolist() if some else []
+        return cls(*found, *[0.0] * (4 - len(found)))
+
+    @property
+    def finite(self) -> bool:
+        """Whether nothing is infinite or NaN."""
+        return all(map(math.isfinite, (self.lse, self.delta, self.delta_error, self.lse_error)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Rows:
     """Row statistics, float64, (heads, group, seqlen_q) or (heads, rows).
 
@@ -33,12 +58,14 @@ class Rows:
         delta_error: How far the kernel's delta may be from ours.
         no_p: bool: lse is not known to be finite, nor then P; None: it is everywhere.
         no_ds: bool: delta or P is not known to be finite; None: they are everywhere.
+        extent: Of all the problem's rows.
     """
 
     lse: Tensor
     delta: Tensor
     lse_error: Tensor | None
     delta_error: Tensor
+    extent: Extent
     no_p: Tensor | None = None
     no_ds: Tensor | None = None
 
@@ -50,12 +77,14 @@ class Rows:
             self.delta[heads, :, rows].flatten(1, 2),
             None if lse_error is None else lse_error[heads, :, rows].flatten(1, 2),
             self.delta_error[heads, :, rows].flatten(1, 2),
+            self.extent,
         )
 
     def take(self, index: Tensor) -> Rows:
         """Some rows of a tile's."""
         lse_error = None if self.lse_error is None else self.lse_error[:, index]
-        return Rows(self.lse[:, index], self.delta[:, index], lse_error, self.delta_error[:, index])
+        delta, delta_error = self.delta[:, index], self.delta_error[:, index]
+        return Rows(self.lse[:, index], delta, lse_error, delta_error, self.extent)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,16 +116,18 @@ def row_statistics(  # noqa: PLR0917
     model = Model(problem, arithmetic)
     do4 = by_kv_head(problem, do)
     size, o4 = do4.abs(), o.value
-    unsure = torch.zeros_like(o4) if o.error is None else o.error
+    unsure = o.error
     if o.error is None and not arithmetic.delta_from_stored_o:
         unsure = model.out.half_ulp(o4.abs() * (1 + 2 * model.out.unit_roundoff))
         unsure.clamp_(min=Cast(model.out).tiny)  # what was rounded to 0
-    elif o.error is not None and arithmetic.delta_from_stored_o:
+    elif unsure is not None and arithmetic.delta_from_stored_o:
         unsure = unsure + model.out.half_ulp(o4.abs() + unsure)
     # A(D_v) of float32, whatever the dots do: delta is an elementwise product and a sum.
     own = SLACK * (model.ieee_dot(problem.head_dim_v) * o4.abs() + FLUSH)
     delta = (do4 * o4).sum(-1)
-    delta_error = (size * (unsure + own + unsure * model.ieee_dot(problem.head_dim_v))).sum(-1)
+    if unsure is not None:
+        own += unsure + unsure * model.ieee_dot(problem.head_dim_v)
+    delta_error = (size * own).sum(-1)
     lse3, lse_error = lse.value, lse.error
     empty = sight.blind(problem, do.device)
     delta, delta_error = (x.masked_fill(empty, 0.0) for x in (delta, delta_error))
@@ -109,10 +140,12 @@ def row_statistics(  # noqa: PLR0917
             problem.batch, 1, 1
         )
     lse3 = lse3.masked_fill(empty, 0.0)
+    extent = Extent.of(lse3, delta, delta_error, lse_error)
+    if extent.finite:
+        return Rows(lse3, delta, lse_error, delta_error, extent)
     no_p = ~(lse3 if lse_error is None else lse3 + lse_error).isfinite()
     no_ds = no_p | ~(delta + delta_error).isfinite()
-    if not bool(no_ds.any()):
-        return Rows(lse3, delta, lse_error, delta_error)
     lse3, delta, delta_error = (x.masked_fill(no_ds, 0.0) for x in (lse3, delta, delta_error))
     lse_error = None if lse_error is None else lse_error.masked_fill(no_ds, 0.0)
-    return Rows(lse3, delta, lse_error, delta_error, no_p, no_ds)
+    extent = Extent.of(lse3, delta, delta_error, lse_error)
+    return Rows(lse3, delta, lse_error, delta_error, extent, no_p, no_ds)

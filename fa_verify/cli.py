@@ -281,11 +281,15 @@ def resources(
 
 @_cli.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@several("direction", click.Choice(["forward", "backward"]), ("forward", "backward"), "Pass.")
+@several(
+    "direction", click.Choice(["forward", "backward", "decode"]), ("forward", "backward"), "Pass."
+)
 @several("dtype", click.Choice(["float16", "bfloat16"]), ("float16", "bfloat16"), "Of q, k, v.")
 @several("head-dim", click.IntRange(1, 256), (64, 80, 96, 128, 256), "Of q, k, v.")
 @several("seqlen", click.IntRange(min=1), (512, 1024, 2048, 4096, 8192, 16384), "Of q, k, v.")
 @several("mask", click.Choice(["full", "causal"]), ("full", "causal"), "Who sees whom.")
+@several("batch", click.IntRange(min=1), (1, 4, 16, 64), "Sequences decoded.")
+@several("key", click.IntRange(min=1), (1024, 8192, 32768, 131072), "Of a sequence decoded.")
 @several("peer", click.Choice(PEERS), ("fa2", "cudnn"), "PyTorch's attention; flex compiles long.")
 @click.option(
     "--tokens",

@@ -100,7 +100,7 @@ def several(
     name: str, of: click.ParamType[Any], default: tuple[Any, ...], text: str
 ) -> Callable[[Any], Any]:
     """An option that may be given several times; the parameter is its plural."""
-    plural = name.replace("-", "_") + "s"
+    plural = name.replace("-", "_") + ("es" if name.endswith("ch") else "s")
     return click.option(
         f"--{name}",
         plural,

@@ -19,7 +19,7 @@ from .decode import decode_kernel
 __all__ = ["attention_with_cache", "contiguous_kernel", "paged_kernel"]
 
 INVARIANT_KEYS = 512  # keys a split where the split may depend on nothing else
-SMALLEST_SPLIT = 256  # keys below which a further split costs more than it saves
+SMALLEST_SPLIT = 128  # keys below which a further split of a busy card costs more than it saves
 MOST_QUERIES = 16  # of what is called decoding
 
 # (bytes an element, most columns of a q or v row): BLOCK_N, num_warps, num_stages. As in
@@ -97,6 +97,8 @@ def attention_with_cache(
     element_size = q.element_size() if precision == "tf32" else 8
     narrow = max(head_dim, head_dim_v) <= 128
     block_n, warps, stages = TILES[element_size, 128 if narrow else 256]
+    if page_size:  # numbers of pages are loaded ahead too, and each kind of load takes half
+        stages = 2 * stages - 1
     block_m = _block_m(seqlen_q * group, element_size, fixed=split_keys is not None)
     left, right = (seqlen_q + seqlen_k if size < 0 else min(size, seqlen_q + seqlen_k)
                    for size in window_size)  # fmt: skip
@@ -162,8 +164,9 @@ def _splits(reach, block_n, tiles, num_splits, split_keys):
             raise ValueError(msg)
         return max(1, triton.cdiv(reach, split_keys)), split_keys
     if num_splits is None:
-        most = max(1, reach // SMALLEST_SPLIT)
-        num_splits = filling(tiles, most, 2 * _multiprocessors())
+        count = _multiprocessors()
+        most = max(1, reach // SMALLEST_SPLIT, min(reach // block_n, count // tiles))
+        num_splits = filling(tiles, most, 2 * count)
     if num_splits < 1:
         msg = f"num_splits={num_splits}: must be at least 1, or None"
         raise ValueError(msg)

@@ -39,13 +39,6 @@ def combine_kernel(
     first_column = tl.program_id(0) % blocks * BLOCK_DV
     columns = first_column + tl.arange(0, BLOCK_DV)
     m = tl.full((), float("-inf"), dtype=tl.float32)
-    for first in tl.range(0, splits, BLOCK_S):
-        parts = first + tl.arange(0, BLOCK_S)
-        places = parts.to(tl.int64) * rows + row
-        part = tl.load(part_lse + places, mask=parts < splits, other=float("-inf"))
-        m = tl.maximum(m, tl.max(part, 0))
-    shift = tl.where(m == float("-inf"), 0.0, m)
-
     total = tl.full((), 0.0, dtype=tl.float32)
     acc = tl.zeros((BLOCK_DV,), dtype=tl.float32)
     for first in tl.range(0, splits, BLOCK_S):
@@ -58,9 +51,13 @@ def combine_kernel(
             other=0.0,
         )
         values = tl.where((part == float("-inf"))[:, None], 0.0, values)
+        m_new = tl.maximum(m, tl.max(part, 0))
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet
         weights = tl.exp2((part - shift) * LOG2E)
-        total += tl.sum(weights, 0)
-        acc += tl.sum(weights[:, None] * values, 0)
+        rescale = tl.exp2((m - shift) * LOG2E)
+        total = total * rescale + tl.sum(weights, 0)
+        acc = acc * rescale + tl.sum(weights[:, None] * values, 0)
+        m = m_new
 
     empty = total == 0.0  # the largest weight of any other row is 1
     total = tl.where(empty, 1.0, total)
@@ -73,7 +70,7 @@ def combine_kernel(
     tl.store(lse + row, row_lse, mask=first_column == 0)
 
 
-BLOCK_S, BLOCK_DV = 64, 64  # a tile takes 32 registers of each of 128 threads
+BLOCK_S, BLOCK_DV, WARPS = 64, 64, 4  # a tile takes 32 registers of each thread
 
 
 def combine(part_o, part_lse, o=None, lse=None, *, dependent=False):
@@ -112,7 +109,7 @@ def combine(part_o, part_lse, o=None, lse=None, *, dependent=False):
         rows = batch * heads * seqlen
         combine_kernel[(rows * triton.cdiv(head_dim, BLOCK_DV),)](
             part_o, part_lse, o, lse, *o.stride()[:3], rows, heads, seqlen, head_dim, splits,
-            BLOCK_S=BLOCK_S, BLOCK_DV=BLOCK_DV, DEPENDENT=dependent,
+            BLOCK_S=BLOCK_S, BLOCK_DV=BLOCK_DV, DEPENDENT=dependent, num_warps=WARPS,
             **({"launch_pdl": True} if dependent else {}),
         )  # fmt: skip
     return o, lse

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from fa_verify import loader
 from fa_verify.bench import contestants, table
-from fa_verify.bench.points import Roof, Timed, grid
+from fa_verify.bench.points import Roof, Timed, decodes, grid
+from fa_verify.bench.reading import bandwidth
 from fa_verify.bench.timing import Stopwatch, peak
 from fa_verify.errors import InvalidInputError
 
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _NOTHING = 3
-_SETS = 2  # of inputs: at 16,384 tokens of 2048 columns two exceed an H200's 50 MB of L2 sevenfold
+# Sets of inputs: at least two, and as many as exceed an H200's 50 MB of L2 threefold; at 16,384
+# tokens of 2048 columns two exceed it sevenfold.
+_SETS, _BYTES = 2, 150 << 20
 _WORDS = 200  # of an error
 
 
@@ -45,6 +48,8 @@ def bench(
     causal: Sequence[bool],
     seqlens: Sequence[int],
     tokens: int,
+    batches: Sequence[int],
+    keys: Sequence[int],
     peers: Sequence[str],
     rounds: int,
     milliseconds: float,
@@ -61,6 +66,8 @@ def bench(
         causal: With the causal mask, without, or both.
         seqlens: Of queries and of keys.
         tokens: Batch times seqlen of each point.
+        batches: Sequences of each point of decoding.
+        keys: Keys a sequence of each point of decoding.
         peers: Which of `points.PEERS`.
         rounds: Turns of each contestant at a point.
         milliseconds: Of launches in a turn.
@@ -89,10 +96,14 @@ def bench(
             torch=torch.__version__,
             triton=triton.__version__,
             tflops={name: peak(getattr(torch, name), milliseconds) for name in dtypes},
+            terabytes=bandwidth(milliseconds) if "decode" in directions else 0.0,
         )
-        for point in grid(
-            directions, dtypes, head_dims, causal=causal, seqlens=seqlens, tokens=tokens
-        ):
+        square = [direction for direction in directions if direction != "decode"]
+        points = [
+            *grid(square, dtypes, head_dims, causal=causal, seqlens=seqlens, tokens=tokens),
+            *(decodes(dtypes, head_dims, batches, keys) if "decode" in directions else ()),
+        ]
+        for point in points:
             if budget is not None and time.monotonic() - begin > budget:
                 console.print(f"--budget: {budget:.0f} s are over, the rest is left out")
                 break
@@ -109,7 +120,8 @@ def _point(
     point: Point, running: Sequence[Contestant], rounds: int, milliseconds: float
 ) -> list[Timed]:
     """Time all contestants of one point, in turns."""
-    sets = [contestants.inputs(point, "cuda", seed) for seed in range(_SETS)]
+    count = max(_SETS, -(-_BYTES // point.bytes_read))
+    sets = [contestants.inputs(point, "cuda", seed) for seed in range(count)]
     watches: dict[str, Stopwatch] = {}
     errors: dict[str, str] = {}
     differences: dict[str, float] = {}

@@ -1,8 +1,8 @@
 """Contestants: kernels and peers, each as a function that makes the launches of one point.
 
-A *peer* is an attention of PyTorch's: FlashAttention-2 and cuDNN behind
-scaled_dot_product_attention, and flex_attention, compiled. Its backward pass is autograd's, on a
-graph built beforehand.
+A *peer* is an attention of PyTorch's: one behind scaled_dot_product_attention, or flex_attention,
+compiled. Its backward pass is autograd's, on a graph built beforehand. Where it takes no grouped
+heads, k and v were expanded beforehand.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from fa_verify.errors import UnsupportedProblemError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,6 +28,14 @@ if TYPE_CHECKING:
     from fa_verify.kernel import Kernel
 
 __all__ = ["Contestant", "Inputs", "inputs", "kernel", "peer"]
+
+_BACKENDS = {
+    "fa2": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_GROUPED = frozenset({"fa2", "cudnn"})
 
 Launch = "Callable[[], tuple[Tensor, ...]]"  # returns o, or dq, dk and dv
 
@@ -58,10 +68,10 @@ class Contestant:
 def inputs(point: Point, device: str, seed: int) -> Inputs:
     """Standard normal q, k, v and do."""
     generator = torch.Generator(device).manual_seed(seed)
-    shape = (point.batch, point.heads, point.seqlen, point.head_dim)
-    dtype = getattr(torch, point.dtype)
+    p, dtype = point.problem, getattr(torch, point.dtype)
     q, k, v, do = (
-        torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4)
+        torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        for shape in (p.shape_q, p.shape_k, p.shape_v, p.shape_o)
     )
     return Inputs(q=q, k=k, v=v, do=do)
 
@@ -78,9 +88,12 @@ def peer(name: str) -> Contestant:
 
 def _kernel(tested: Kernel, point: Point, given: Inputs) -> Callable[[], tuple[Tensor, ...]]:
     problem, bshd = point.problem, tested.layout == "bshd"
+    reason = tested.capabilities and tested.capabilities.reason_against(problem)
+    if reason:
+        raise UnsupportedProblemError(reason)
     q, k, v, do = (x.transpose(1, 2) if bshd else x for x in (given.q, given.k, given.v, given.do))
     backward = tested.backward
-    if point.direction == "forward":
+    if point.direction != "backward":
 
         def forward() -> tuple[Tensor, ...]:
             o = tested.forward(problem, q, k, v).o
@@ -102,11 +115,12 @@ def _kernel(tested: Kernel, point: Point, given: Inputs) -> Callable[[], tuple[T
 
 def _peer(name: str, point: Point, given: Inputs) -> Callable[[], tuple[Tensor, ...]]:
     attention = _flex(point) if name == "flex" else _sdpa(name, point)
-    if point.direction == "forward":
+    if point.direction != "backward":
+        k, v = (_expanded(name, point, x) for x in (given.k, given.v))
 
         def forward() -> tuple[Tensor, ...]:
             with torch.no_grad():
-                return (attention(given.q, given.k, given.v),)
+                return (attention(given.q, k, v),)
 
         return forward
     leaves = tuple(x.detach().requires_grad_() for x in (given.q, given.k, given.v))
@@ -117,12 +131,20 @@ def _gradients(o: Tensor, leaves: tuple[Tensor, ...], do: Tensor) -> tuple[Tenso
     return torch.autograd.grad(o, leaves, do, retain_graph=True)
 
 
+def _expanded(name: str, point: Point, x: Tensor) -> Tensor:
+    """Keys or values with as many heads as queries, for a peer that takes no fewer."""
+    group = point.problem.group
+    return x if group == 1 or name in _GROUPED else x.repeat_interleave(group, dim=1)
+
+
 def _sdpa(name: str, point: Point) -> Callable[..., Tensor]:
-    backends = {"fa2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    grouped = point.problem.group > 1 and name in _GROUPED
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(backends[name]):
-            return functional.scaled_dot_product_attention(q, k, v, is_causal=point.causal)
+        with sdpa_kernel(_BACKENDS[name]):
+            return functional.scaled_dot_product_attention(
+                q, k, v, is_causal=point.causal, enable_gqa=grouped
+            )
 
     return attention
 

@@ -6,6 +6,7 @@ No torch: records are read, and tables made, where there is no device.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -16,12 +17,13 @@ from fa_verify.problem import DType, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["PEERS", "Pass", "Point", "Roof", "Timed", "grid"]
+__all__ = ["PEERS", "Pass", "Point", "Roof", "Timed", "decodes", "grid"]
 
-Pass = Literal["forward", "backward"]
+Pass = Literal["forward", "backward", "decode"]
 
-PEERS = ("fa2", "cudnn", "flex")
+PEERS = ("fa2", "cudnn", "efficient", "math", "flex")
 _WIDTH = 2048  # heads times head_dim, as in flash-attention's published benchmarks
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 _BACKWARD = 2.5  # products of the backward pass (5) to those of the forward pass (2)
 
 
@@ -29,13 +31,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One problem and the pass that is timed.
 
     Attributes:
-        direction: Which pass.
+        direction: Which pass; "decode": forward, one query a sequence.
         dtype: Of q, k, v.
         head_dim: Of q, k and v.
         causal: Under the causal mask.
-        seqlen: Of queries and of keys.
+        seqlen: Of queries and of keys; of keys alone where one is decoded.
         batch: Sequences.
-        heads: Of queries and of keys.
+        heads: Of queries.
+        heads_kv: Of keys; None: as many.
     """
 
     direction: Pass
@@ -45,6 +48,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     seqlen: int
     batch: int
     heads: int
+    heads_kv: int | None = None
+
+    @property
+    def queries(self) -> int:
+        """Queries a sequence."""
+        return 1 if self.direction == "decode" else self.seqlen
 
     @property
     def problem(self) -> Problem:
@@ -52,8 +61,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         return Problem(
             batch=self.batch,
             heads_q=self.heads,
-            heads_kv=self.heads,
-            seqlen_q=self.seqlen,
+            heads_kv=self.heads_kv or self.heads,
+            seqlen_q=self.queries,
             seqlen_k=self.seqlen,
             head_dim=self.head_dim,
             head_dim_v=self.head_dim,
@@ -64,8 +73,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def flops(self) -> float:
         """Floating-point operations, counted as in the FlashAttention papers."""
-        forward = 4.0 * self.batch * self.heads * self.seqlen**2 * self.head_dim
+        forward = 4.0 * self.batch * self.heads * self.queries * self.seqlen * self.head_dim
         return forward * (_BACKWARD if self.direction == "backward" else 1) / (1 + self.causal)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of q, k and v."""
+        p = self.problem
+        return _BYTES[self.dtype] * sum(map(math.prod, (p.shape_q, p.shape_k, p.shape_v)))
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
@@ -94,6 +109,11 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
         """Rate in 10^12 floating-point operations a second; 0 where it did not run."""
         return self.point.flops / self.milliseconds / 1e9 if self.milliseconds else 0.0
 
+    @property
+    def terabytes(self) -> float:
+        """10^12 bytes of q, k and v read a second; 0 where it did not run."""
+        return self.point.bytes_read / self.milliseconds / 1e9 if self.milliseconds else 0.0
+
 
 class Roof(msgspec.Struct, frozen=True, kw_only=True, tag="roof"):
     """Where it was timed, and what the device's largest matrix products reach in the same run.
@@ -102,12 +122,14 @@ class Roof(msgspec.Struct, frozen=True, kw_only=True, tag="roof"):
         device: Name of the device.
         torch: Version; triton: version.
         tflops: 10^12 operations a second of torch.mm by dtype.
+        terabytes: 10^12 bytes a second that a kernel reads which does nothing else.
     """
 
     device: str
     torch: str
     triton: str
     tflops: dict[str, float]
+    terabytes: float = 0.0
 
 
 def grid(
@@ -131,4 +153,24 @@ def grid(
             seqlen=seqlen,
             batch=max(tokens // seqlen, 1),
             heads=max(_WIDTH // head_dim, 1),
+        )
+
+
+def decodes(
+    dtypes: Sequence[DType],
+    head_dims: Sequence[int],
+    batches: Sequence[int],
+    seqlens: Sequence[int],
+) -> Iterator[Point]:
+    """Decoding one query a sequence, 8 query heads to each of 4 key heads."""
+    for dtype, head_dim, batch, seqlen in itertools.product(dtypes, head_dims, batches, seqlens):
+        yield Point(
+            direction="decode",
+            dtype=dtype,
+            head_dim=head_dim,
+            causal=False,
+            seqlen=seqlen,
+            batch=batch,
+            heads=32,
+            heads_kv=4,
         )

@@ -10,14 +10,15 @@ import torch
 
 from fa_verify import bench, loader, ttir
 from fa_verify.bench import contestants, table
-from fa_verify.bench.points import Point, Roof, Timed, grid
+from fa_verify.bench.points import Point, Roof, Timed, decodes, grid
 from fa_verify.bench.timing import Stopwatch
-from fa_verify.errors import InvalidInputError
+from fa_verify.errors import InvalidInputError, UnsupportedProblemError
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = {
     "directions": ["forward"], "dtypes": ["float16"], "head_dims": [64], "causal": [False],
-    "seqlens": [128], "tokens": 128, "peers": [], "rounds": 3, "milliseconds": 1.0, "budget": None,
+    "seqlens": [128], "tokens": 128, "batches": [1], "keys": [128], "peers": [], "rounds": 3,
+    "milliseconds": 1.0, "budget": None,
 }  # fmt: skip
 
 
@@ -139,3 +140,45 @@ def test_on_a_card(tmp_path: Path) -> None:
     options = {**OPTIONS, "directions": ["forward", "backward"], "peers": ["fa2"]}
     assert bench.bench([str(ROOT / "kernels/flash_attention.py")], tmp_path, **options) == 0
     assert "flash / fa2" in (tmp_path / "bench.md").read_text()
+
+
+def test_decoding_is_timed_on_one_query_and_grouped_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = decodes(["float16"], [64], [2], [96])
+    assert one.bytes_read == 2 * 64 * (2 * 32 + 2 * 2 * 4 * 96)
+    (decode,) = loader.load(str(ROOT / "kernels/cached_attention.py:decode"))
+    given = contestants.inputs(one, "cpu", 0)
+    monkeypatch.setattr(contestants, "sdpa_kernel", lambda _: torch.enable_grad())
+    with ttir.execute(ttir.Options()):
+        (ours,) = contestants.kernel(decode).prepare(one, given)()
+    assert ours.shape == (2, 32, 1, 64)
+    for name in ("cudnn", "efficient"):  # grouped heads, and expanded ones
+        theirs = contestants.peer(name).prepare(one, given)()
+        assert bench._difference([ours], theirs) < 0.002
+
+
+def test_a_kernel_is_not_timed_on_what_it_does_not_take() -> None:
+    (decode,) = loader.load(str(ROOT / "kernels/cached_attention.py:decode"))
+    one = point(seqlen=64)
+    with pytest.raises(UnsupportedProblemError, match="seqlen_q=64"):
+        contestants.kernel(decode).prepare(one, contestants.inputs(one, "cpu", 0))
+
+
+def test_the_report_shows_decoding_against_bandwidth_and_the_fastest_peer() -> None:
+    (one,) = decodes(["bfloat16"], [128], [4], [8192])
+    roof = Roof(device="card", torch="2", triton="3", tflops={"bfloat16": 800.0}, terabytes=4.0)
+    timed = [
+        Timed(point=one, name="decode", peer=False, milliseconds=one.bytes_read / 3e9),
+        Timed(point=one, name="fa2", peer=True, milliseconds=one.bytes_read / 1e9),
+        Timed(point=one, name="cudnn", peer=True, milliseconds=one.bytes_read / 2e9),
+        Timed(point=one, name="math", peer=True, error="RuntimeError: none"),
+    ]
+    text = table.markdown(roof, timed)
+    assert "reading 4.00 TB/s." in text
+    assert "## decode bf16 D 128" in text
+    assert "| decode of bandwidth | fastest peer | decode / fastest |" in text
+    row = "| 4 | 8192 | 22.4 | 67.1 | 33.6 | - | 0.75 | cudnn | 1.50 |"
+    assert row in text
+    assert (
+        table.line(timed)
+        == "decode bf16 D 128 B   4 N   8192  decode 22.4  fa2 67.1  cudnn 33.6  math -"
+    )

@@ -221,7 +221,9 @@ DEFECTS = {
         "decode.py", "acc / l[:, None], 0, head_dim_v, exists,",
         "acc / l[:, None], 0, head_dim_v, exists & ~empty,",
     ),
-    "-inf less -inf": ("combine.py", 'shift = tl.where(m == float("-inf"), 0.0, m)', "shift = m"),
+    "-inf less -inf": (
+        "combine.py", 'shift = tl.where(m_new == float("-inf"), 0.0, m_new)', "shift = m_new",
+    ),
     "lse of the largest part": ("combine.py", "m + tl.log(total))", "m)"),
     "lse taken for base 2": ("combine.py", "(part - shift) * LOG2E", "part - shift"),
     "the last block of parts is lost": (

@@ -50,6 +50,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         results, totals = Path(folder) / "results.xml", Path(folder) / "totals"
+        settings = Path(folder) / "pytest.ini"
+        settings.write_text("[pytest]\n")  # and none of this repository's
         paths = [str(HERE.parent), str(HERE / "flash_attn_shim"), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
@@ -71,7 +73,7 @@ def main() -> None:
                 f"--rootdir={folder}",
                 "--tb=short",
             ),
-            *("-o", "addopts=", "-o", "console_output_style=none", str(options.file)),
+            *("-c", str(settings), str(options.file.resolve())),
         ]
         done = subprocess.run(
             command, env=environment, cwd=folder, check=False, capture_output=True, text=True

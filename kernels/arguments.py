@@ -7,7 +7,7 @@ import triton
 from fa_verify import cu_seqlens
 
 from . import dropout
-from .block_mask import block_mask, block_size
+from .block_mask import block_mask as block_mask_of
 
 __all__ = ["arguments", "blocks_of", "clamped_scale", "of_keys", "split_columns", "vector"]
 
@@ -49,7 +49,7 @@ def vector(*tensors):  # noqa: ANN002
     return elements if fits else 1
 
 
-def _band(problem, *, packed):
+def _band(problem, *, packed, gaps):
     """(band_lo, band_hi, HAS_LO, HAS_HI): query i sees key j when band_lo <= j - i <= band_hi.
 
     Each packed document has a diagonal of its own: then, limits of j - the diagonal of i. A mask
@@ -57,7 +57,7 @@ def _band(problem, *, packed):
     """
     seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
     right = 0 if mask.causal else mask.window_right
-    if mask.pattern:
+    if gaps:
         return -seqlen_q, seqlen_k, False, False
     if packed:
         furthest = seqlen_q + seqlen_k  # hides nothing
@@ -74,27 +74,29 @@ def _band(problem, *, packed):
     return min(max(band_lo, least), most), min(max(band_hi, least), most), has_lo, has_hi
 
 
-def _gaps(problem, device):
+def _gaps(block_mask):
     """The blocks of a mask with gaps, by queries."""
-    if not problem.mask.pattern:
+    if block_mask is None:
         return {"kinds": None, "tiles": None, "offsets": None, "listed": None, "SPARSE": 0}
-    kinds, tiles, (offsets, listed), _ = block_mask(problem, device)
+    kinds, tiles, (offsets, listed), _ = block_mask
     return {
         "kinds": kinds, "tiles": tiles, "offsets": offsets, "listed": listed,
-        "SPARSE": block_size(problem),
+        "SPARSE": block_mask.size,
     }  # fmt: skip
 
 
-def of_keys(problem, arguments):
+def of_keys(problem, arguments, block_mask=None):
     """The arguments of a kernel whose programs each have keys, and not queries."""
-    if not problem.mask.pattern:
+    if not arguments["SPARSE"]:
         return arguments
-    offsets, listed = block_mask(problem, arguments["kinds"].device).by_key
+    block_mask = block_mask or block_mask_of(problem, arguments["kinds"].device)
+    offsets, listed = block_mask.by_key
     return arguments | {"offsets": offsets, "listed": listed}
 
 
 def arguments(
-    problem, *tensors, bias=None, alibi_slopes=None, dropout_seed=None, starts=None  # noqa: ANN002
+    problem, *tensors,  # noqa: ANN002
+    bias=None, alibi_slopes=None, dropout_seed=None, starts=None, block_mask=None,
 ):  # fmt: skip
     """Arguments that all kernels of this problem share, by name.
 
@@ -107,12 +109,15 @@ def arguments(
         dropout_seed: An integer, if the problem has dropout.
         starts: (documents + 1,) int32 twice: where each packed document begins in q, and in k;
             None: as the problem's mask has it.
+        block_mask: A `BlockMask` in place of the problem's mask.
     """
     seqlen_q, seqlen_k, mask = problem.seqlen_q, problem.seqlen_k, problem.mask
     if starts is None and mask.documents and not mask.pattern:  # blocks say that too
         starts = cu_seqlens(problem, tensors[0].device)[:2]
-    packed = starts is not None
-    band_lo, band_hi, has_lo, has_hi = _band(problem, packed=packed)
+    if block_mask is None and mask.pattern:
+        block_mask = block_mask_of(problem, tensors[0].device)
+    packed, gaps = starts is not None, block_mask is not None
+    band_lo, band_hi, has_lo, has_hi = _band(problem, packed=packed, gaps=gaps)
     block_d, tail_d, padded_d = split_columns(problem.head_dim)
     block_dv, tail_dv, padded_dv = split_columns(problem.head_dim_v)
     return {
@@ -140,7 +145,7 @@ def arguments(
         if alibi_slopes is None
         else (mask.shift(seqlen_q, seqlen_k), problem.heads_q * (alibi_slopes.dim() - 1)),
         "dropout": None if dropout_seed is None else dropout.arguments(problem, dropout_seed),
-        **_gaps(problem, tensors[0].device),
+        **_gaps(block_mask),
         "BLOCK_D": block_d,
         "TAIL_D": tail_d,
         "PADDED_D": padded_d,

@@ -2,10 +2,11 @@
 
 import torch
 
+from .block_mask import create_block_mask
 from .inputs import Inputs, Options
 from .operators import attention_forward_op
 
-__all__ = ["FlashAttention", "attention", "attention_varlen", "autocast"]
+__all__ = ["FlashAttention", "attention", "attention_varlen", "autocast", "create_block_mask"]
 
 
 def attention(
@@ -22,6 +23,7 @@ def attention(
     sinks=None,
     dropout_p=0.0,
     dropout_seed=None,
+    block_mask=None,
     alignment="bottom-right",
     dot_precision="ieee",
     deterministic=True,
@@ -47,6 +49,8 @@ def attention(
             divided by 1 - dropout_p.
         dropout_seed: Which ones, an int or an int64 tensor on the CPU; None: PyTorch's generator
             draws it.
+        block_mask: An arbitrary mask of all batches and heads, made by
+            `create_block_mask(mask_mod, seqlen_q, seqlen_k)`; in place of causal and window_size.
         alignment: "bottom-right": the last query is on the diagonal with the last key.
             "top-left": the first with the first.
         dot_precision: Of float32 inputs: "ieee", "tf32" or "tf32x3".
@@ -66,7 +70,7 @@ def attention(
         bias = bias[(None,) * (4 - bias.dim())]
     return _attend(
         (q, k, v, bias, alibi_slopes, sinks),
-        (None, None),
+        (None, None, None if block_mask is None else block_mask.flat),
         dropout_p,
         dropout_seed,
         window_size,
@@ -126,7 +130,7 @@ def attention_varlen(  # noqa: D417 (the others are those of attention)
             raise ValueError(msg)
     o, lse = _attend(
         (*(x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)), None, alibi_slopes, sinks),
-        (cu_seqlens_q, cu_seqlens_k),
+        (cu_seqlens_q, cu_seqlens_k, None),
         dropout_p,
         dropout_seed,
         window_size,
@@ -142,7 +146,7 @@ def attention_varlen(  # noqa: D417 (the others are those of attention)
     return (o, lse) if return_lse else o
 
 
-def _attend(tensors, cu_seqlens, dropout_p, dropout_seed, window_size, return_lse, **options):  # noqa: ANN003
+def _attend(tensors, masks, dropout_p, dropout_seed, window_size, return_lse, **options):  # noqa: ANN003
     """Call the operator."""
     seed = _seed(dropout_p, dropout_seed)
     left, right = window_size
@@ -154,7 +158,7 @@ def _attend(tensors, cu_seqlens, dropout_p, dropout_seed, window_size, return_ls
     )
     if tensors[0].dtype != torch.float32:
         options = options._replace(dot_precision="ieee")  # what float32 alone has a choice of
-    o, lse = attention_forward_op(*Inputs(*tensors, seed, *cu_seqlens), *options)
+    o, lse = attention_forward_op(*Inputs(*tensors, seed, *masks), *options)
     return (o, lse) if return_lse else o
 
 
@@ -211,7 +215,7 @@ class FlashAttention(torch.nn.Module):
             q: (batch, heads_q, seqlen_q, head_dim); k and v likewise.
             k: See q.
             v: See q.
-            terms: bias, alibi_slopes and sinks of `attention`, and return_lse.
+            terms: bias, alibi_slopes, sinks and block_mask of `attention`, and return_lse.
         """
         options = self.options if self.training else {**self.options, "dropout_p": 0.0}
         return attention(q, k, v, **options, **terms)

@@ -13,7 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["BlockMask", "block_mask", "block_seen", "block_size", "listed_row", "listed_rows"]
+__all__ = [
+    "BlockMask",
+    "block_mask",
+    "block_seen",
+    "create_block_mask",
+    "listed_row",
+    "listed_rows",
+]
 
 _HIDDEN, _WHOLE = -1, -2
 _LONG = 2048  # from here on larger blocks: fewer to walk, and tiles of 128 fit in one
@@ -37,28 +44,66 @@ class BlockMask(typing.NamedTuple):
     by_query: tuple[torch.Tensor, torch.Tensor]
     by_key: tuple[torch.Tensor, torch.Tensor]
 
+    @classmethod
+    def of(cls, flat):  # noqa: ANN206
+        """The mask of which `flat` gave these tensors."""
+        kinds, tiles, *lists = flat
+        return cls(kinds, tiles, tuple(lists[:2]), tuple(lists[2:]))
 
-def block_size(problem):
-    """Queries and keys a block: a multiple of the tiles of the configurations that are used."""
-    return 128 if max(problem.seqlen_q, problem.seqlen_k) >= _LONG else 64
+    @property
+    def flat(self):
+        """All its tensors."""
+        return [self.kinds, self.tiles, *self.by_query, *self.by_key]
+
+    @property
+    def size(self):
+        """Queries and keys a block."""
+        return self.tiles.shape[1]
 
 
 def block_mask(problem, device):
-    """The problem's mask; everybody's: leave it as it is."""
-    return _block_mask(
-        problem.mask, problem.seqlen_q, problem.seqlen_k, block_size(problem), torch.device(device)
-    )
+    """The mask of a problem with a pattern; everybody's: leave it as it is."""
+    return _block_mask(problem.mask, problem.seqlen_q, problem.seqlen_k, torch.device(device))
 
 
 @functools.lru_cache(maxsize=4)
-def _block_mask(mask, seqlen_q, seqlen_k, size, device):
+def _block_mask(mask, seqlen_q, seqlen_k, device):
+    def seen(queries):
+        return mask.allowed(seqlen_q, seqlen_k, queries)
+
+    return _sorted_blocks(seen, seqlen_q, seqlen_k, device)
+
+
+def create_block_mask(mask_mod, seqlen_q, seqlen_k, device="cuda"):
+    """An arbitrary mask for `attention`, of all batches and heads. Make it once and keep it.
+
+    Args:
+        mask_mod: ``mask_mod(query, key)`` is True where the query sees the key; int64 tensors that
+            broadcast, on the CPU.
+        seqlen_q: Queries.
+        seqlen_k: Keys.
+        device: Where the kernels will run.
+    """
+
+    def seen(queries):
+        query = torch.arange(queries.start, queries.stop)[:, None]
+        rows = mask_mod(query, torch.arange(seqlen_k)[None, :])
+        return rows.expand(len(query), seqlen_k).numpy()
+
+    return _sorted_blocks(seen, seqlen_q, seqlen_k, torch.device(device))
+
+
+def _sorted_blocks(rows_seen, seqlen_q, seqlen_k, device):
+    """The mask of which ``rows_seen(slice)`` is some rows, bool (rows, seqlen_k)."""
+    # Queries and keys a block: a multiple of the tiles of the configurations that are used.
+    size = 128 if max(seqlen_q, seqlen_k) >= _LONG else 64
     kinds = np.full((triton.cdiv(seqlen_q, size), triton.cdiv(seqlen_k, size)), _HIDDEN, np.int32)
     tiles = []
     for row in range(kinds.shape[0]):
         queries = slice(row * size, min(seqlen_q, (row + 1) * size))
         count = queries.stop - queries.start
         seen = np.zeros((size, kinds.shape[1] * size), dtype=bool)
-        seen[:count, :seqlen_k] = mask.allowed(seqlen_q, seqlen_k, queries)
+        seen[:count, :seqlen_k] = rows_seen(queries)
         seen = seen.reshape(size, -1, size)
         whole = seen[:count].all(axis=(0, 2))  # past the last key nothing is seen
         partial = seen.any(axis=(0, 2)) & ~whole

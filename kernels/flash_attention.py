@@ -32,8 +32,9 @@ _dq_tuned = configs.autotuned(dq_kernel, configs.DQ)
 
 
 def attention_forward(
-    problem, q, k, v, *, bias=None, alibi_slopes=None, sinks=None, dropout_seed=None, starts=None
-):
+    problem, q, k, v,
+    *, bias=None, alibi_slopes=None, sinks=None, dropout_seed=None, starts=None, block_mask=None,
+):  # fmt: skip
     """Return o and lse.
 
     Args:
@@ -49,6 +50,7 @@ def attention_forward(
         dropout_seed: 64 bits that choose which probabilities are kept (dropout.py).
         starts: Where packed documents begin in q and in k, (documents + 1,) int32 each; None: as
             the problem's mask has it.
+        block_mask: A `BlockMask` in place of the problem's mask.
 
     Returns:
         o in q's dtype and lse in float32 (natural logarithm, sinks included, before dropout); rows
@@ -60,6 +62,7 @@ def attention_forward(
         arguments = arguments_of(
             problem, q, k, v, o,
             bias=bias, alibi_slopes=alibi_slopes, dropout_seed=dropout_seed, starts=starts,
+            block_mask=block_mask,
         )  # fmt: skip
         kernel = _forward_tuned(arguments, q.element_size())
         kernel[_query_blocks(problem, arguments["documents"])](
@@ -85,7 +88,8 @@ def attention_backward(
         sinks: As given to the forward pass.
         dlse: Gradient of lse, if it has one; float32.
         needs_dbias: Whether a bias gets its gradient: computing P once more.
-        terms: bias, alibi_slopes, dropout_seed and starts, as given to the forward pass.
+        terms: bias, alibi_slopes, dropout_seed, starts and block_mask, as given to the forward
+            pass.
     """
     dq = torch.empty(problem.shape_q, dtype=q.dtype, device=q.device)
     arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do, dq, dlse, terms)
@@ -95,7 +99,7 @@ def attention_backward(
         kernel[_key_blocks(problem, arguments["documents"])](
             q, k, v, do, outputs.lse, delta, dk, dv, None, *strides,
             heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=False,
-            **of_keys(problem, arguments),
+            **of_keys(problem, arguments, terms.get("block_mask")),
         )  # fmt: skip
     if dq.numel():
         kernel = _dq_tuned(arguments, q.element_size())
@@ -122,7 +126,7 @@ def attention_backward_atomic(
             q, k, v, do, outputs.lse, delta, dk, dv, dq_sum,
             *q.stride(), *k.stride(), *v.stride(), *do.stride(),
             heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=True,
-            **of_keys(problem, arguments),
+            **of_keys(problem, arguments, terms.get("block_mask")),
         )  # fmt: skip
     dq = dq_sum.mul_(arguments["softmax_scale"]).to(q.dtype)
     further = _further(problem, q, k, v, outputs, do, delta, sinks, arguments, needs_dbias)

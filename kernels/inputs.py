@@ -6,6 +6,8 @@ import torch
 
 from fa_verify import Mask, Problem
 
+from .block_mask import BlockMask
+
 __all__ = ["DTYPES", "Inputs", "Options", "problem_of"]
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -13,7 +15,11 @@ _AXES = "bhqk"
 
 
 class Inputs(typing.NamedTuple):
-    """The tensors. The seed of dropout is one, on the CPU, so that a compiled graph draws it."""
+    """The tensors.
+
+    The seed of dropout is one, on the CPU, so that a compiled graph draws it. A block mask is the
+    list of its tensors, as `BlockMask.flat` gives it.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -24,6 +30,7 @@ class Inputs(typing.NamedTuple):
     dropout_seed: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
+    block_mask: list[torch.Tensor] | None = None
 
     def terms(self):
         """What the kernels take beside q, k and v, by name."""
@@ -32,6 +39,8 @@ class Inputs(typing.NamedTuple):
             terms["dropout_seed"] = int(self.dropout_seed)
         if self.cu_seqlens_q is not None:
             terms["starts"] = self.cu_seqlens_q, self.cu_seqlens_k
+        if self.block_mask is not None:
+            terms["block_mask"] = BlockMask.of(self.block_mask)
         return {name: term for name, term in terms.items() if term is not None}
 
 
@@ -57,6 +66,7 @@ def problem_of(inputs, options):
     """
     _check_shapes(inputs)
     _check_terms(inputs)
+    _check_block_mask(inputs, options)
     q, k, v = inputs[:3]
     left, right = (
         None if size < 0 else size for size in (options.window_left, options.window_right)
@@ -123,8 +133,8 @@ def _check_terms(inputs):
     q, k = inputs.q, inputs.k
     full = (*q.shape[:3], k.shape[2])
     rows = q.shape[0] if inputs.cu_seqlens_q is None else len(inputs.cu_seqlens_q) - 1
-    bias, slopes, sinks, seed, starts_q, starts_k = inputs[3:]
-    for name, tensor in zip(Inputs._fields[3:], inputs[3:], strict=True):
+    bias, slopes, sinks, seed, starts_q, starts_k, _ = inputs[3:]
+    for name, tensor in zip(Inputs._fields[3:9], inputs[3:9], strict=True):
         place = "cpu" if name == "dropout_seed" else q.device
         if tensor is not None and tensor.device != torch.device(place):
             msg = f"{name} on {tensor.device}: must be on {place}"
@@ -157,3 +167,22 @@ def _check_terms(inputs):
                     "axis and as long"
                 )
                 raise ValueError(msg)
+
+
+def _check_block_mask(inputs, options):
+    """Likewise for a block mask, which stands alone."""
+    if inputs.block_mask is None:
+        return
+    mask = BlockMask.of(inputs.block_mask)
+    blocks = tuple(-(-x.shape[2] // mask.size) for x in (inputs.q, inputs.k))
+    if tuple(mask.kinds.shape) != blocks or mask.kinds.device != inputs.q.device:
+        msg = (
+            f"block_mask: {tuple(mask.kinds.shape)} blocks of {mask.size} on {mask.kinds.device}: "
+            f"must be {blocks} on {inputs.q.device}; make it for seqlen_q={inputs.q.shape[2]}, "
+            f"seqlen_k={inputs.k.shape[2]}"
+        )
+        raise ValueError(msg)
+    others = options.causal, options.window_left >= 0, options.window_right >= 0
+    if any(others) or inputs.cu_seqlens_q is not None:
+        msg = "block_mask: says all that is hidden; leave out causal, window_size and cu_seqlens"
+        raise ValueError(msg)

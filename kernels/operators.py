@@ -18,7 +18,7 @@ __all__ = ["attention_forward_op", "triton_runs_on"]
 _NAMESPACE = "fa_verify_" + re.sub(r"\W", "_", __package__)
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, "
-    "Tensor? dropout_seed, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "Tensor? dropout_seed, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor[]? block_mask, "
     "float? softmax_scale, bool causal, int window_left, int window_right, float softcap, "
     "float dropout_p, str alignment, str dot_precision, bool deterministic"
 )
@@ -102,28 +102,23 @@ def _refuse(_ctx, *_grads):  # noqa: ANN002
 def _save(ctx, inputs, output):
     """Keep what the backward pass reads: q, k, v, o and lse, and the terms beside them."""
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, *inputs[:_INPUTS])
+    *tensors, block_mask = inputs[:_INPUTS]
+    ctx.save_for_backward(*output, *tensors, *(block_mask or ()))
     ctx.options = inputs[_INPUTS:]
 
 
 def _differentiate(ctx, do, dlse):
-    o, lse, *inputs = ctx.saved_tensors
+    o, lse, *saved = ctx.saved_tensors
+    inputs = [*saved[: _INPUTS - 1], saved[_INPUTS - 1 :] or None]
     do = torch.zeros_like(o) if do is None else do
     needs_dbias, needs_dsinks = (ctx.needs_input_grad[i] for i in (3, 5))
     dq, dk, dv, dbias, dsinks = _attention_backward_op(
         o, lse, do, dlse, needs_dbias, *inputs, *ctx.options
     )
     dbias, dsinks = dbias if needs_dbias else None, dsinks if needs_dsinks else None
-    return (
-        dq,
-        dk,
-        dv,
-        dbias,
-        None,
-        dsinks,
-        *(None for _ in inputs[6:]),
-        *(None for _ in ctx.options),
-    )
+    block_mask = inputs[-1] and [None] * len(inputs[-1])
+    rest = (None,) * len(ctx.options)
+    return dq, dk, dv, dbias, None, dsinks, None, None, None, block_mask, *rest
 
 
 attention_forward_op.register_autograd(_differentiate, setup_context=_save)

@@ -231,6 +231,104 @@ def test_packed_sequences_are_attended_one_by_one(kernels, causal):
     torch.testing.assert_close(got, grads(exact_o, inputs), atol=1e-5, rtol=1e-5)
 
 
+def packed(module, q, k, v, **options):
+    """q, k, v of a batch of 1 as two packed sequences."""
+    starts = (torch.tensor(x, dtype=torch.int32) for x in ([0, 50, 130], [0, 90, 130]))
+    return module.attention_varlen(
+        *(x.squeeze(0).transpose(0, 1) for x in (q, k, v)), *starts, **options
+    ).transpose(0, 1)[None]
+
+
+def gapped(module, q, k, v):
+    mask = module.create_block_mask(lambda query, key: (query + key) % 3 > 0, 130, 130, "cpu")
+    return module.attention(q, k, v, block_mask=mask)
+
+
+QUERY, KEY = torch.arange(130)[:, None], torch.arange(130)
+TERMS = {  # how to ask, and what `exactly` takes
+    "bias": (
+        lambda module, *x: module.attention(*x, bias=torch.sin(QUERY + 2.0 * KEY)),
+        {"bias": torch.sin(QUERY + 2.0 * KEY)},
+    ),
+    "alibi": (
+        lambda module, *x: module.attention(*x, alibi_slopes=torch.tensor([0.1, 0.2])),
+        {"slopes": torch.tensor([0.1, 0.2])},
+    ),
+    "sinks": (
+        lambda module, *x: module.attention(*x, sinks=torch.tensor([1.0, -2.0])),
+        {"sinks": torch.tensor([1.0, -2.0])},
+    ),
+    "packed": (
+        packed,
+        {"bias": torch.zeros(130, 130).masked_fill((QUERY < 50) != (KEY < 90), -torch.inf)},
+    ),
+    "gaps": (
+        gapped,
+        {"bias": torch.zeros(130, 130).masked_fill((QUERY + KEY) % 3 == 0, -torch.inf)},
+    ),
+    "lse": (
+        lambda module, *x: torch.cat(
+            [part.reshape(1, 2, 130, -1) for part in module.attention(*x, return_lse=True)], -1
+        ),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("name", TERMS)
+def test_no_fast_path_forgets_what_it_lacks(kernels, monkeypatch, name, deterministic):
+    """bfloat16 and a head_dim of 64: what kernels of their own for a chip take first."""
+    ask, given = TERMS[name]
+    module = kernels("attention")
+    whole = module.Options
+    monkeypatch.setattr(
+        module, "Options", lambda **x: whole(**{**x, "deterministic": deterministic})
+    )
+    inputs = leaves(*((1, 2, 130, 64),) * 3, dtype=torch.bfloat16)
+    with ttir.execute() as run:
+        o = ask(module, *inputs)
+        got = grads(o.float(), inputs)
+    assert run.incidents == []
+    exact = exactly(inputs, Mask(), **given)
+    exact = torch.cat((exact[0], exact[1][..., None]), -1) if name == "lse" else exact[0]
+    torch.testing.assert_close(o.float(), exact.float(), atol=0.02, rtol=0.02)
+    for one, due in zip(got, grads(exact, inputs), strict=True):
+        error = (one.double() - due.double()).abs().max() / due.double().abs().max()
+        assert error < 0.03  # forgetting any of these terms gives at least 0.1
+
+
+def test_an_arbitrary_mask_is_a_function_of_places(kernels):
+    inputs = leaves((2, 4, 100, 16), (2, 2, 150, 16), (2, 2, 150, 8), (4,))
+    *tensors, sinks = inputs
+    mask = kernels("attention").create_block_mask(
+        lambda query, key: ((query + key) % 7 < 3) & (query % 10 > 0) | (key < 70), 100, 150, "cpu"
+    )
+    with ttir.execute() as run:
+        o = kernels("attention").attention(*tensors, sinks=sinks, block_mask=mask)
+        got = grads(o, inputs)
+    assert run.incidents == []
+    query, key = torch.arange(100)[:, None], torch.arange(150)[None]
+    hidden = ~(((query + key) % 7 < 3) & (query % 10 > 0) | (key < 70))
+    bias = torch.zeros(100, 150).masked_fill(hidden, float("-inf"))
+    exact, _ = exactly(tensors, Mask(), sinks=sinks, bias=bias)
+    torch.testing.assert_close(o, exact.float())
+    torch.testing.assert_close(got, grads(exact, inputs), atol=1e-5, rtol=1e-4)
+
+
+def test_a_mask_of_other_lengths_is_refused(kernels):
+    inputs = leaves((1, 1, 100, 16), (1, 1, 150, 16), (1, 1, 150, 16))
+    mask = kernels("attention").create_block_mask(lambda query, key: key <= query, 100, 50, "cpu")
+    with (
+        ttir.execute(),
+        pytest.raises(ValueError, match=r"block_mask: \(2, 1\) blocks of 64 on cpu"),
+    ):
+        kernels("attention").attention(*inputs, block_mask=mask)
+    mask = kernels("attention").create_block_mask(lambda query, key: key <= query, 100, 150, "cpu")
+    with ttir.execute(), pytest.raises(ValueError, match="block_mask: says all that is hidden"):
+        kernels("attention").attention(*inputs, block_mask=mask, causal=True)
+
+
 def test_module_and_its_gradients(kernels):
     module = kernels("attention").FlashAttention(causal=True, softcap=3.0)
     inputs = leaves((1, 2, 20, 16), (1, 1, 40, 16), (1, 1, 40, 8))

@@ -43,6 +43,14 @@ def test_torch_finds_nothing_wrong_with_packed_sequences(kernels, on_the_cpu):
     assert "dkdv_kernel" in on_the_cpu
 
 
+def test_torch_finds_nothing_wrong_with_a_block_mask(kernels, on_the_cpu):
+    inputs = kernels("inputs")
+    mask = kernels("attention").create_block_mask(lambda q, k: (q + k) % 3 > 0, 20, 24, "cpu")
+    tensors = inputs.Inputs(*leaves(), block_mask=mask.flat)
+    torch.library.opcheck(kernels("operators").attention_forward_op, (*tensors, *inputs.Options()))
+    assert "dkdv_kernel" in on_the_cpu
+
+
 def test_torch_finds_nothing_wrong_with_strides(kernels, on_the_cpu):
     operators = kernels("operators")
     inputs = kernels("inputs")

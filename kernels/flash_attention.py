@@ -15,7 +15,7 @@ import triton
 
 from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, patterns
 
-from . import configs, dropout
+from . import configs, dropout, hopper_backward
 from .arguments import arguments as arguments_of
 from .arguments import blocks_of, of_keys, vector
 from .backward_dkdv import dkdv_kernel
@@ -94,6 +94,10 @@ def attention_backward(
     dq = torch.empty(problem.shape_q, dtype=q.dtype, device=q.device)
     arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do, dq, dlse, terms)
     strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
+    if hopper_backward.fits(problem, q, k, v, do, arguments):
+        hopper_backward.gradients(problem, q, k, v, do, outputs.lse, delta, dq, dk, dv, arguments)
+        further = _further(problem, q, k, v, outputs, do, delta, sinks, arguments, needs_dbias)
+        return Grads(dq, dk, dv, **further)
     if dk.numel():
         kernel = _dkdv_tuned(arguments, q.element_size())
         kernel[_key_blocks(problem, arguments["documents"])](
@@ -120,7 +124,11 @@ def attention_backward_atomic(
     """
     dq_sum = torch.zeros(problem.shape_q, dtype=torch.float32, device=q.device)
     arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do, dq_sum, dlse, terms)
-    if dk.numel():
+    if hopper_backward.fits(problem, q, k, v, do, arguments):
+        hopper_backward.gradients(
+            problem, q, k, v, do, outputs.lse, delta, dq_sum, dk, dv, arguments
+        )
+    elif dk.numel():
         kernel = _dkdv_atomic_tuned(arguments, q.element_size())
         kernel[_key_blocks(problem, arguments["documents"])](
             q, k, v, do, outputs.lse, delta, dk, dv, dq_sum,
@@ -128,7 +136,8 @@ def attention_backward_atomic(
             heads_kv=problem.heads_kv, GQA=problem.group > 1, ATOMIC_DQ=True,
             **of_keys(problem, arguments, terms.get("block_mask")),
         )  # fmt: skip
-    dq = dq_sum.mul_(arguments["softmax_scale"]).to(q.dtype)
+    dq = torch.empty_like(dq_sum, dtype=q.dtype)
+    torch.mul(dq_sum, arguments["softmax_scale"], out=dq)  # rounded once, in one pass
     further = _further(problem, q, k, v, outputs, do, delta, sinks, arguments, needs_dbias)
     return Grads(dq, dk, dv, **further)
 

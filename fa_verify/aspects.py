@@ -22,8 +22,9 @@ Pair = tuple[Aspect, Aspect]
 ORDER = (
     *("pass", "dtype", "mask", "lengths", "blocks", "heads", "batch", "head_dim", "head_dim_v"),
     *("q", "k", "v", "softcap", "scale", "bias", "alibi", "sinks", "dropout", "lse_grad"),
+    *("documents", "pattern"),
 )
-"""The names of aspects, as a case has them; terms only where there are such."""
+"""The names of aspects, as a case has them; terms and the last only where there are such."""
 
 _DEPTHS = (64, 128, 256)
 _FAR = 1 << 20  # slack, in elements, that only a tensor past 2^31 elements has
@@ -61,6 +62,10 @@ def aspects(case: Case) -> tuple[Aspect, ...]:
         "scale": "default" if scale is None else "above 0" if scale > 0 else "0 or below",
     }
     found |= {name: p.bias if name == "bias" else "some" for name in p.terms}
+    if p.mask.documents:
+        found["documents"] = _documents(p.mask.documents)
+    if p.mask.pattern:
+        found["pattern"] = p.mask.pattern.partition(":")[0]
     return tuple(found.items())
 
 
@@ -70,11 +75,17 @@ def pairs(case: Case) -> frozenset[Pair]:
 
 
 def _mask(mask: Mask) -> str:
-    if not mask.hides_anything:
+    if not mask.banded:
         return "none"
     windowed = mask.window_left is not None or mask.window_right is not None
     kind = "causal" if not windowed else "causal window" if mask.causal else "window"
     return f"{kind}, {mask.alignment}"
+
+
+def _documents(documents: tuple[tuple[int, int], ...]) -> str:
+    if len(documents) == 1:
+        return "one"
+    return "some empty" if any(0 in lengths for lengths in documents) else "several"
 
 
 def _lengths(seqlen_q: int, seqlen_k: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import random
 import time
 from typing import TYPE_CHECKING
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
 __all__ = ["cases", "problems", "shrink"]
 
 _SEED_BYTES = 8
-_LENGTHS = ("both", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "window")
+_LENGTHS = ("both", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "window", "documents")
 _HEADS = ("batch", "group", "heads_kv")
 _FLAGS = (
     *("backward", "mask", "causal", "window_left", "window_right", "alignment", "dtype"),
     *("dot_precision", "softcap", "softmax_scale", "layout_q", "layout_k", "layout_v"),
     *("layout_do", "qk", "v", "do", "logits", "seed"),
     *TERMS,
+    *("documents", "pattern"),
 )
 # What of a problem has values of a family, where it has another name.
 _FIELDS = {"slopes": "alibi", "dlse": "lse_grad"}
@@ -146,8 +148,10 @@ def _simplified_mask(mask: Mask, simple: set[str], space: Space) -> Mask:
         window_left=None if "window_left" in simple else mask.window_left,
         window_right=None if "window_right" in simple else mask.window_right,
         alignment="bottom-right" if aligned else mask.alignment,
+        documents=() if "documents" in simple else mask.documents,
+        pattern="" if "pattern" in simple else mask.pattern,
     )
-    return new if new.hides_anything else FULL
+    return new if new.hides_anything or new.documents else FULL
 
 
 def _capped(case: Case, caps: dict[str, int], space: Space) -> Case:
@@ -158,6 +162,7 @@ def _capped(case: Case, caps: dict[str, int], space: Space) -> Case:
     if space.head_dims_v:
         head_dim_v = space.fit_head_dim(min(p.head_dim_v, caps["head_dim_v"]), of_v=True)
     heads_kv = min(p.heads_kv, max(1, caps["heads_kv"]))
+    p = _without(p, slice(max(1, caps["documents"]), None))
     shorter = p.resized(
         min(p.seqlen_q, max(1, min(caps["both"], caps["seqlen_q"]))),
         min(p.seqlen_k, max(1, min(caps["both"], caps["seqlen_k"]))),
@@ -171,6 +176,28 @@ def _capped(case: Case, caps: dict[str, int], space: Space) -> Case:
         head_dim_v=head_dim_v,
         mask=_narrowed(shorter.mask, caps["window"]),
     )
+    return dataclasses.replace(case, problem=problem)
+
+
+def _without(p: Problem, some: slice) -> Problem:
+    """The problem without some of its documents; at least one stays."""
+    left = list(p.mask.documents)
+    del left[some]
+    if not left or len(left) == len(p.mask.documents):
+        return p
+    seqlen_q, seqlen_k = (sum(side) for side in zip(*left, strict=True))
+    mask = dataclasses.replace(p.mask, documents=tuple(left))
+    return dataclasses.replace(p, seqlen_q=seqlen_q, seqlen_k=seqlen_k, mask=mask)
+
+
+def _with_length(case: Case, place: int, side: int, length: int) -> Case:
+    """The case with another number of queries (side 0) or keys (1) in one document."""
+    p = case.problem
+    documents = [list(lengths) for lengths in p.mask.documents]
+    documents[place][side] = length
+    seqlen_q, seqlen_k = (sum(lengths) for lengths in zip(*documents, strict=True))
+    mask = dataclasses.replace(p.mask, documents=tuple((q, k) for q, k in documents))
+    problem = dataclasses.replace(p, seqlen_q=seqlen_q, seqlen_k=seqlen_k, mask=mask)
     return dataclasses.replace(case, problem=problem)
 
 
@@ -262,11 +289,32 @@ class _Search:
     def _reduce(self) -> None:
         """Lower the dimensions, those first that save most time."""
         self._lower("batch", "group", "heads_kv")
+        self._drop()
         self._lower("both")
         self._slide()
+        self._shorten()
         self._lower("head_dim", "head_dim_v")
         for name in (*_HEADS, *_LENGTHS):
             self._lower(name)
+
+    def _drop(self) -> None:
+        """Leave documents out: halves of them, down to each."""
+        size = len(self.best.problem.mask.documents) // 2
+        while size:
+            start = 0
+            while start < len(self.best.problem.mask.documents):
+                problem = _without(self.best.problem, slice(start, start + size))
+                case = dataclasses.replace(self.best, problem=problem)
+                if case == self.best or not self._try(case):
+                    start += size
+            size //= 2
+
+    def _shorten(self) -> None:
+        """Shorten each document's queries, and its keys: the others stay."""
+        for place, side in itertools.product(range(len(self.best.problem.mask.documents)), (0, 1)):
+            for length in (0, *_ladder(self.best.problem.mask.documents[place][side])):
+                if self._try(_with_length(self.best, place, side, length)):
+                    break
 
     def _slide(self) -> None:
         """Shorten both lengths by the same amount: what fails may lie in their difference."""
@@ -305,6 +353,8 @@ def _dimension(case: Case, name: str) -> int:
     p = case.problem
     if name == "window":
         return max(p.mask.window_left or 0, p.mask.window_right or 0)
+    if name == "documents":
+        return len(p.mask.documents)
     if name == "both":
         return max(p.seqlen_q, p.seqlen_k)
     value = getattr(p, name)

@@ -11,7 +11,9 @@ from typing import Any
 
 __all__ = ["CORNERS", "MODEST", "PLAIN", "Corner"]
 
-_FORMS = ("DTYPES", "HEAD_DIMS", "MASKS", "SOFTCAPS", "LAYOUTS", "TERMS")
+_FORMS = (
+    *("DTYPES", "HEAD_DIMS", "MASKS", "SOFTCAPS", "LAYOUTS", "TERMS", "DOCUMENTS", "PATTERNS"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fa_verify.case import Case, Values
 from fa_verify.distribution import tables
 from fa_verify.distribution.corners import PLAIN
+from fa_verify.distribution.gaps import with_gaps
 from fa_verify.distribution.placement import placed
 from fa_verify.distribution.tables import DIFFERENT_LAYOUTS, LARGE, MAX_WORK
 from fa_verify.distribution.terms import with_terms
@@ -68,7 +69,8 @@ def sample(
         c = space.capabilities
         reason = None if c is None else c.reason_against(case.problem)
         if reason is None:
-            return with_terms(case, c, corner if tried < _PATIENCE else PLAIN, form)
+            corner = corner if tried < _PATIENCE else PLAIN
+            return with_terms(with_gaps(case, c, corner, form), c, corner, form)
         spread = None
         form = form and f"{form}'"
     msg = (

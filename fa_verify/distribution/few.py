@@ -77,3 +77,7 @@ def _traits(case: Case) -> Iterator[tuple[object, ...]]:
     yield "unequal", p.head_dim != p.head_dim_v, case.backward
     for name in p.terms:
         yield name, case.backward
+    if p.mask.documents:
+        yield "documents", case.backward
+    if p.mask.pattern:
+        yield "pattern", case.backward

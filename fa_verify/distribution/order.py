@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fa_verify.aspects import pairs
 from fa_verify.distribution.corners import CORNERS, MODEST, PLAIN
 from fa_verify.distribution.drawing import sample
+from fa_verify.distribution.gaps import GAP_CORNERS
 from fa_verify.distribution.space import Space
 from fa_verify.distribution.tables import CANDIDATES, FIRST
 from fa_verify.distribution.terms import TERM_CORNERS
@@ -98,7 +99,7 @@ def _corner(index: int, corners: Sequence[Corner]) -> Corner:
 
 def _corners(space: Space, *, formed: bool) -> list[Corner]:
     """The corners that the space has; those of a form only where forms are free."""
-    every = (*CORNERS, *TERM_CORNERS)
+    every = (*CORNERS, *TERM_CORNERS, *GAP_CORNERS)
     return [c for c in every if _has(space, c) and not (formed and c.of_a_form)]
 
 
@@ -110,6 +111,8 @@ def _has(space: Space, corner: Corner) -> bool:
         "LAYOUTS": c is None or c.layouts,
         "EDGE_LENGTHS": c is None or c.empty,
         "TERMS": c is not None and any(getattr(c, name) for name in corner.kept("TERMS")),
+        "DOCUMENTS": c is not None and c.documents,
+        "PATTERNS": c is not None and bool(set(c.patterns) & set(corner.kept("PATTERNS"))),
     }
     for name, kept in corner.tables:
         if name in tables and not any(entry in kept for entry, _ in tables[name]):

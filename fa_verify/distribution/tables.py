@@ -129,3 +129,26 @@ BIAS_LAYOUTS: Table[str] = (
     *(("bhsd", 40), ("padded rows", 15), ("transposed", 10), ("offset", 10)),
     *(("padded heads", 10), ("spread", 5), ("sbhd", 10)),
 )
+
+# Of a kernel that declares packed documents, or masks with gaps: how many of its cases have them,
+# and most queries x keys of a mask with gaps, each of which is looked at.
+PACKED = 0.2
+SPARSE_MASKS = 0.12
+MOST_GAPS = 1 << 21
+# How the documents' queries and their keys are cut: at random, in equal parts, a block's length or
+# one more or less, one each and the rest, as the queries are, not at all.
+DOCUMENTS: Table[tuple[str, str]] = (
+    *((("cut", "cut"), 40), (("cut", "same"), 15), (("ones", "cut"), 15), (("alike", "alike"), 8)),
+    *((("beside", "beside"), 12), (("ones", "ones"), 4), (("one", "one"), 6)),
+)
+COUNTS: Table[int] = ((2, 20), (3, 25), (4, 15), (7, 20), (16, 12), (41, 6), (130, 2))
+EMPTY: Table[str] = (("none", 45), ("first", 12), ("last", 12), ("both ends", 13), ("between", 18))
+PATTERNS: Table[str] = (
+    *(("block-sparse", 40), ("prefix", 15), ("global-local", 15), ("dilated", 8)),
+    *(("scattered", 10), ("predicate", 12)),
+)
+GAP_SIZES: Table[int] = ((16, 2), (32, 2), (64, 3), (128, 2), (50, 1))
+SEEN_PERCENT: Table[int] = ((50, 5), (20, 3), (85, 2))
+STEPS: Table[int] = ((2, 4), (3, 3), (8, 2), (64, 1))
+WIDTHS: Table[int] = ((0, 1), (1, 2), (15, 2), (64, 2))
+GLOBAL: Table[int] = ((0, 1), (1, 3), (4, 2), (70, 1))

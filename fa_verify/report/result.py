@@ -90,7 +90,9 @@ def features(case: Case) -> frozenset[str]:
     present = {
         "causal": p.mask.causal,
         "window": p.mask.window_left is not None or p.mask.window_right is not None,
-        "top-left alignment": p.mask.hides_anything and p.mask.alignment == "top-left",
+        "top-left alignment": p.mask.banded and p.mask.alignment == "top-left",
+        "documents": bool(p.mask.documents),
+        "pattern": bool(p.mask.pattern),
         "softcap": p.softcap > 0,
         "gqa": p.group > 1,
         "head_dim_v != head_dim": p.head_dim_v != p.head_dim,

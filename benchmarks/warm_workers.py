@@ -162,12 +162,14 @@ class Worker:
     def ready(self, variation):
         """What will be timed."""
         from fa_verify import worker
+        from fa_verify.case import Case
+        from fa_verify.inputs import materialise
 
         items, target = self.items, self.target
         if "launches" in variation:
             return functools.partial(launches, variation["launches"], self.options.backend)
         if variation.get("inputs") == "before":
-            given = [worker._made(case) for case, _ in items]  # noqa: SLF001
+            given = [materialise(Case.parse(case)) for case, _ in items]
             both = [(*item, x) for item, x in zip(items, given, strict=True)]
             return lambda: [worker.run(target, case, how, given=x) for case, how, x in both]
         if variation.get("inputs") == "in turn":

@@ -10,7 +10,6 @@ import functools
 import gc
 import os
 import resource
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +19,7 @@ from fa_verify.backends import cards, make, sharing
 from fa_verify.backends.base import FAULT, Setup
 from fa_verify.case import Case
 from fa_verify.inputs import duplicate, materialise
+from fa_verify.maker import Maker
 from fa_verify.spool import Spool
 from fa_verify.verdict import Verdict
 from fa_verify.verify import verify
@@ -37,6 +37,7 @@ __all__ = ["compile_ahead", "run", "run_together", "start"]
 
 _LIMITS: dict[str, float] = {}
 _SPOOL = [Spool(None)]
+_MAKER: list[Maker] = []
 
 
 def start(
@@ -64,6 +65,7 @@ def start(
     _SPOOL[:] = [Spool(spool)]
     gc.freeze()  # what the imports left: a full collection would go through it for nothing
     if on_card:
+        _MAKER[:] = [Maker()]
         sharing.join(pipes)
         cards.take(on_card)
     if cap:
@@ -128,26 +130,19 @@ def compile_ahead(target: str, case: str, setup: str) -> None:
 def run_together(target: str, items: Sequence[tuple[str, str]]) -> list[CaseRecord]:
     """Verify the kernel on some cases, each with its setup, drawn independently of any search.
 
-    The inputs of the next case are made while one is judged: NumPy and torch work beside Python.
+    On a card the inputs of the next case are made while one is judged.
     """
+    if not _MAKER:
+        return [run(target, case, setup) for case, setup in items]
+    (maker,) = _MAKER
     records = []
-    one_thread = functools.partial(torch.set_num_threads, 1)  # it holds for the thread that asks
-    with ThreadPoolExecutor(1, initializer=one_thread) as maker:
-        made = maker.submit(_made, items[0][0])
-        for index, (case, setup) in enumerate(items):
-            given = made.result()
-            if index + 1 < len(items):
-                made = maker.submit(_made, items[index + 1][0])
-            records.append(run(target, case, setup, given=given))
+    maker.begin(items[0][0])
+    for index, (case, setup) in enumerate(items):
+        given = maker.result(case)
+        if index + 1 < len(items):
+            maker.begin(items[index + 1][0])
+        records.append(run(target, case, setup, given=given))
     return records
-
-
-def _made(case: str) -> Inputs | None:
-    """A case's inputs; None where they cannot be made, which `run` then says."""
-    try:
-        return materialise(Case.parse(case))
-    except Exception:  # noqa: BLE001 - whatever it is, it happens again where it is reported
-        return None
 
 
 def _leave_if_dead() -> None:

@@ -11,11 +11,11 @@ from fa_verify import Outputs
 from .flash_attention import attention_backward, attention_backward_atomic, attention_forward
 from .inputs import Inputs, Options, problem_of
 
-__all__ = ["attention_forward_op", "triton_runs_on"]
+__all__ = ["NAMESPACE", "attention_forward_op", "on_device", "triton_runs_on"]
 
 # fa_verify loads this package by path, under a private name: each loaded copy registers its own
 # operators, so that none runs, or replaces, another's.
-_NAMESPACE = "fa_verify_" + re.sub(r"\W", "_", __package__)
+NAMESPACE = "fa_verify_" + re.sub(r"\W", "_", __package__)
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, "
     "Tensor? dropout_seed, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor[]? block_mask, "
@@ -35,6 +35,18 @@ def triton_runs_on(device_type):
     return device.type == device_type
 
 
+def on_device(tensor):
+    """Where Triton's launches go, the current device, is the tensor's.
+
+    Raises:
+        ValueError: Triton has no driver for it.
+    """
+    if not triton_runs_on(tensor.device.type):
+        msg = f"q.device={tensor.device}: Triton runs no kernel there; move all tensors to a GPU"
+        raise ValueError(msg)
+    return torch.cuda.device_of(tensor)
+
+
 def _parse(arguments):
     """`Inputs`, `Options`, and the problem that they pose."""
     inputs, options = Inputs(*arguments[:_INPUTS]), Options(*arguments[_INPUTS:])
@@ -42,7 +54,7 @@ def _parse(arguments):
 
 
 @torch.library.custom_op(
-    f"{_NAMESPACE}::attention_forward",
+    f"{NAMESPACE}::attention_forward",
     mutates_args=(),
     schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
 )
@@ -50,10 +62,7 @@ def attention_forward_op(*arguments):  # noqa: ANN002
     """The forward pass: o and lse."""
     inputs, _, problem = _parse(arguments)
     q, k, v = inputs[:3]
-    if not triton_runs_on(q.device.type):
-        msg = f"q.device={q.device}: Triton runs no kernel there; move q, k and v to a GPU"
-        raise ValueError(msg)
-    with torch.cuda.device_of(q):  # Triton launches on the current device
+    with on_device(q):
         outputs = attention_forward(problem, q, k, v, **inputs.terms())
     return outputs.o, outputs.lse
 
@@ -66,7 +75,7 @@ def _forward_fake(*arguments):  # noqa: ANN002
 
 
 @torch.library.custom_op(
-    f"{_NAMESPACE}::attention_backward",
+    f"{NAMESPACE}::attention_backward",
     mutates_args=(),
     schema="(Tensor o, Tensor lse, Tensor do, Tensor? dlse, bool needs_dbias, "
     f"{_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -80,7 +89,7 @@ def _attention_backward_op(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: 
         problem = dataclasses.replace(problem, lse_grad=True)
         terms["dlse"] = dlse
     gradients = attention_backward if options.deterministic else attention_backward_atomic
-    with torch.cuda.device_of(q):
+    with on_device(q):
         grads = gradients(problem, q, k, v, Outputs(o, lse), do, needs_dbias=needs_dbias, **terms)
     further = (q.new_empty(0) if x is None else x for x in (grads.dbias, grads.dsinks))
     return grads.dq, grads.dk, grads.dv, *further

@@ -58,6 +58,8 @@ def on_the_cpu(kernels, monkeypatch):
     operators = kernels("operators")
     for name in ("attention_forward", "attention_backward", "attention_backward_atomic"):
         monkeypatch.setattr(operators, name, executed(getattr(operators, name)))
+    decoding = kernels("decode_attention")
+    monkeypatch.setattr(decoding, "attention_with_cache", executed(decoding.attention_with_cache))
     for module in (operators, kernels("sdpa")):
         monkeypatch.setattr(module, "triton_runs_on", lambda device_type: device_type == "cpu")
     return ran

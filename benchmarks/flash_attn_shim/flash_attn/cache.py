@@ -4,7 +4,7 @@ import torch
 
 from flash_attn.layers.rotary import apply_rotary_emb
 from kernels.attention import attention_varlen
-from kernels.cached_attention import attention_with_cache
+from kernels.decode_attention import decode_attention
 
 
 def flash_attn_with_kvcache(
@@ -87,9 +87,9 @@ def flash_attn_with_kvcache(
     caches = k_cache, v_cache
     if block_table is None:
         caches = (x.transpose(1, 2) for x in caches)
-    o, lse = attention_with_cache(
-        q.transpose(1, 2), *caches, block_table=block_table, cache_lengths=lengths.contiguous(),
-        num_splits=num_splits or None, **options,
+    o, lse = decode_attention(
+        q.transpose(1, 2), *caches, block_table=block_table, cache_seqlens=lengths.contiguous(),
+        num_splits=num_splits or None, return_lse=True, **options,
     )  # fmt: skip
     o = o.transpose(1, 2)
     return (o, lse) if return_softmax_lse else o
@@ -99,9 +99,7 @@ def varlen_paged(
     q, k_cache, v_cache, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, block_table, **options
 ):
     """Packed queries, the keys in pages: o, lse."""
-    o, lse = attention_with_cache(
-        q.transpose(0, 1).unsqueeze(0), k_cache, v_cache, block_table=block_table,
-        cache_lengths=cu_seqlens_k.diff(), cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q,
-        **options,
+    return decode_attention(
+        q, k_cache, v_cache, block_table=block_table, cache_seqlens=cu_seqlens_k.diff(),
+        cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, return_lse=True, **options,
     )  # fmt: skip
-    return o.squeeze(0).transpose(0, 1), lse.squeeze(0)

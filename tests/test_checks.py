@@ -410,6 +410,8 @@ def test_a_sequence_is_the_same_in_any_batch():
         assert "lse depends on its batch" in found
     far = trial(CASE.replace("seed=3", "q=bhsd.b2147483648 seed=3"))
     assert not metamorphic.fits_among_others(far)
+    assert metamorphic.fits_among_others(trial(CASE))
+    assert not metamorphic.fits_among_others(trial(CASE.replace("seed=3", "dropout=0.5 seed=3")))
 
 
 def test_a_kernel_may_refuse_problems_that_nobody_drew():

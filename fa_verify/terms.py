@@ -112,6 +112,25 @@ class Terms:
     dlse: Tensor | None = None
     keep: Tensor | None = None
 
+    def to(self, device: str) -> Terms:
+        """The same on a device."""
+        return Terms(**{name: None if x is None else x.to(device) for name, x in self._named()})
+
+    def part(self, batch: slice, heads: slice) -> Terms:
+        """Those of some sequences and query heads."""
+
+        def cut(name: str, x: Tensor) -> Tensor:
+            if name in ("slopes", "sinks"):
+                return x[heads]
+            # Of a bias one of either may be everybody's.
+            axes = zip((batch, heads), x.shape, strict=False)
+            return x[tuple(own if n > 1 else slice(None) for own, n in axes)]
+
+        return Terms(**{name: None if x is None else cut(name, x) for name, x in self._named()})
+
+    def _named(self) -> list[tuple[str, Tensor | None]]:
+        return [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
+
     def biases(self, problem: Problem, place: Place) -> Tensor | None:
         """What the bias adds to logits."""
         return None if self.bias is None else place.part(problem, self.bias).double()

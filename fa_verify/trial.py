@@ -114,40 +114,28 @@ class Trial:
         """Some sequences and key heads of the run as a trial of their own, judged by det alone.
 
         Its inputs and results are views of these; nothing runs again. `RUN_RISK` counts cases, not
-        their parts, hence det.
+        their parts, hence det. Gradients of a bias and of sinks are of no part: nobody judges them.
         """
         p, x, ran = self.case.problem, self.pristine, self.execution
         kv = kv_heads.stop - kv_heads.start
         heads = slice(kv_heads.start * p.group, kv_heads.stop * p.group)
 
         def cut(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
-            if tensor is None or name in ("alibi_slopes", "sinks"):
-                return None if tensor is None else tensor[heads]
-            own = kv_heads if name in ("k", "v", "dk", "dv") else heads
-            if name == "bias":  # one of either may be everybody's
-                everybody = [size == 1 for size in tensor.shape[:2]]
-                return tensor[tuple(
-                    slice(None) if one else part
-                    for one, part in zip(everybody, (batch, own), strict=True)
-                )]  # fmt: skip
-            return tensor[batch, own]
+            key_like = name in ("k", "v", "dk", "dv")
+            return None if tensor is None else tensor[batch, kv_heads if key_like else heads]
 
         size = batch.stop - batch.start
         problem = dataclasses.replace(p, batch=size, heads_q=kv * p.group, heads_kv=kv)
         case = dataclasses.replace(self.case, problem=problem)
         part = Trial(self.kernel, case, self.setup, self.backend, independent=False)
         o, grads = ran.outputs, ran.grads
-        unwritten = {name: cut(name, mask) for name, mask in ran.unwritten.items()}
+        some = {name: m for name, m in ran.unwritten.items() if name not in ("dbias", "dsinks")}
+        unwritten = {name: cut(name, mask) for name, mask in some.items()}
+        own = {name: getattr(x, name) for name in ("q", "k", "v", "do")}
         known = {
             "device": self.device,
-            "pristine": x.having({name: cut(name, tensor) for name, tensor in x.named()}),  # type: ignore[misc]
-            "terms": Terms(
-                bias=cut("bias", self.terms.bias),
-                slopes=cut("alibi_slopes", self.terms.slopes),
-                sinks=cut("sinks", self.terms.sinks),
-                dlse=cut("dlse", self.terms.dlse),
-                keep=cut("keep", self.terms.keep),
-            ),
+            "pristine": Inputs(**{name: cut(name, tensor) for name, tensor in own.items()}),  # type: ignore[arg-type]
+            "terms": self.terms.part(batch, heads),
             "execution": dataclasses.replace(
                 ran,
                 outputs=o and Outputs(cut("o", o.o), cut("lse", o.lse), o.saved),  # type: ignore[arg-type]

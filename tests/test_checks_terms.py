@@ -149,3 +149,37 @@ def test_records_name_the_tensors_that_were_compared():
     record = _run("right", ALL)
     assert isinstance(record, CaseRecord)
     assert list(record.tensors) == ["o", "lse", "dq", "dk", "dv", "dbias", "dsinks"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bias_ignored", "the bias is ignored"),
+        ("slope_sign", "ALiBi's slopes have the wrong sign"),
+        ("no_sink", "the sink is missing"),
+        ("dlse_ignored", "the gradient of lse is ignored"),
+        ("other_keep", "no known defect"),
+        ("half_dbias", ""),
+    ],
+)
+def test_causes_are_named(name, said):
+    text = "pass=bwd b=2 h=4/2 s=70x90 d=32 dtype=float32 {}seed=4"
+    terms = {"half_dbias": "bias=bk ", "other_keep": "dropout=0.2 "}
+    given = terms.get(name, "bias=hqk alibi=1 sinks=1 dlse=1 ")
+    record = _run(name, text.format(given), explain=True)
+    assert record.verdict == Verdict.FAIL
+    assert any(said in f.diagnosis for f in record.failures), record.failures
+
+
+def test_a_defect_that_terms_have_nothing_to_do_with_is_named_beside_them():
+    right = KERNELS["right"]
+
+    def forward(problem, q, k, v, **terms):
+        wider = dataclasses.replace(problem, softmax_scale=2 * problem.scale)
+        return right.forward(wider, q, k, v, **terms)
+
+    kernel = dataclasses.replace(right, forward=forward)
+    case = Case.parse("pass=fwd b=2 h=4/2 s=70x90 d=32 dtype=float32 alibi=1 sinks=1 seed=4")
+    record = verify(case, kernel, Setup(), CpuBackend(), explain=True)
+    assert record.verdict == Verdict.FAIL
+    assert "softmax_scale" in record.failures[0].diagnosis

@@ -117,7 +117,8 @@ class Asked:
 
     def _best(self, hypothesis: Hypothesis) -> Fit | None:
         same = self._by_key.get(hypothesis.key, [])
-        if not same and (hypothesis.fitted or not self.witness.evidence.whole):
+        evidence = self.witness.evidence
+        if not same and (hypothesis.fitted or not evidence.whole or evidence.problem.terms):
             return None
         if not same:  # the cause has no effect there: a right kernel's results
             return self._right

@@ -11,6 +11,7 @@ from fa_verify.checks.comparison import Comparison, comparisons, empty_rows
 
 if TYPE_CHECKING:
     from fa_verify.problem import Problem
+    from fa_verify.terms import Terms
     from fa_verify.trial import Trial
 
 __all__ = ["Evidence", "Observation", "gather"]
@@ -20,6 +21,7 @@ __all__ = ["Evidence", "Observation", "gather"]
 # simulated up to 2^21, one hypothesis after the other until there is no more time.
 _WANTED = 1 << 17
 _MAX_LOGITS = 1 << 21
+_SUMMED = ("dbias", "dsinks")  # over sequences, or heads
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class Evidence:
     Attributes:
         problem: Of one sequence, or one key head of it, when the whole was too large to simulate.
         q, k, v, do: The inputs; do is None for a forward pass.
-        seen: Observations by name.
+        terms: What the problem has beside them, in their own formats.
+        seen: Observations by name, of what belongs to a sequence and a head.
         whole: Nothing was left out.
         small: Small enough to simulate.
     """
@@ -65,6 +68,7 @@ class Evidence:
     k: torch.Tensor
     v: torch.Tensor
     do: torch.Tensor | None
+    terms: Terms
     seen: dict[str, Observation]
     whole: bool
     small: bool
@@ -112,6 +116,7 @@ class Evidence:
             k=self.k[one, kv],
             v=self.v[one, kv],
             do=None if self.do is None else self.do[one, group],
+            terms=self.terms.part(one, group),
             seen={name: seen.part(one, of[name]) for name, seen in self.seen.items()},
             whole=False,
         )
@@ -127,7 +132,12 @@ def gather(trial: Trial) -> Evidence:
         k=x["k"],
         v=x["v"],
         do=x.get("do"),
-        seen={name: _observation(trial, part) for name, part in comparisons(trial).items()},
+        terms=trial.terms.to("cpu"),
+        seen={
+            name: _observation(trial, part)
+            for name, part in comparisons(trial).items()
+            if name not in _SUMMED
+        },
         whole=True,
         small=True,
     )
@@ -145,6 +155,8 @@ def _observation(trial: Trial, part: Comparison) -> Observation:
     if part.name in ("o", "lse", "dq"):
         empty = torch.zeros_like(wrong)
         empty[:, :, empty_rows(trial.case.problem, wrong.device)] = True
+        if part.name == "lse":  # a sink is a number like any other
+            empty &= part.reference.isneginf()
         wrong |= empty & part.written & (part.got != part.reference)
     return Observation(
         got=part.got.cpu(),

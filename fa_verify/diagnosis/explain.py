@@ -124,10 +124,13 @@ def explain(
     return None
 
 
-def _tells(witness: Witness) -> tuple[bool, bool, int]:
-    """How much a failing case tells: a whole one with many wrong elements that are numbers."""
+def _tells(witness: Witness) -> tuple[bool, bool, bool, int]:
+    """How much a failing case tells: a whole one with many wrong elements that are numbers.
+
+    Of problems with terms few causes are known.
+    """
     evidence = witness.evidence
-    return evidence.whole, evidence.finite, evidence.wrongs
+    return not evidence.problem.terms, evidence.whole, evidence.finite, evidence.wrongs
 
 
 def _sieve(which: Pass, lead: Asked, rest: list[Asked]) -> list[Asked]:

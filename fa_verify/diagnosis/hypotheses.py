@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.diagnosis import rows
+from fa_verify.diagnosis import rows, terms
 from fa_verify.diagnosis import splits as split_keys
 from fa_verify.diagnosis.addressing import read_by, written_by
 from fa_verify.diagnosis.factors import fitted, multiples, scale_in_lse
@@ -36,16 +36,23 @@ SYMPTOMS = (_ZEROS, _DENOMINATOR)  # keys of what says how results are wrong, an
 
 def right_forward(trial: Trial, evidence: Evidence) -> Prediction:
     """What a right kernel writes."""
+    if evidence.problem.terms:
+        return terms.right_forward(evidence)
     return Forward(trial, evidence)()
 
 
 def right_backward(trial: Trial, evidence: Evidence) -> Prediction:
     """What a right backward pass writes, given the observed o and lse."""
+    if evidence.problem.terms:
+        return terms.right_backward(trial, evidence)
     return Backward(trial, evidence)()
 
 
 def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     """Causes of a wrong o or lse."""
+    if evidence.problem.terms:
+        yield from terms.for_forward(evidence)
+        return
     problem, config = evidence.problem, trial.execution.config
     predict = Forward(trial, evidence)
     if evidence.whole:
@@ -130,6 +137,9 @@ def _forward_addresses(trial: Trial, predict: Forward) -> Iterator[Hypothesis]:
 
 def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     """Causes of wrong gradients, given the observed o and lse."""
+    if evidence.problem.terms:
+        yield from terms.for_backward(trial, evidence)
+        return
     problem, config = evidence.problem, trial.execution.config
     if evidence.do is None or "o" not in evidence.seen:
         return

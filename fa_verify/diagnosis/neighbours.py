@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fa_verify.case import Case, Values
 from fa_verify.layouts import BHSD
@@ -25,6 +25,13 @@ _HEADS = 3  # key heads, and query heads of each: the ways to map the ones to th
 _MOST_HEADS = 9
 _MOST_COLUMNS = 9 * 160  # of q and k, or of v, in all heads: more take too long to execute
 _FEW_COLUMNS = 32
+_WITHOUT: tuple[dict[str, Any], ...] = (
+    {"bias": "", "layout_bias": BHSD},
+    {"alibi": False},
+    {"sinks": False},
+    {"dropout": 0.0},
+    {"lse_grad": False},
+)
 _HIDES = 3  # a window is at least this much narrower than the keys
 
 
@@ -43,9 +50,11 @@ def simpler(case: Case) -> Iterator[Case]:
     """The case without each of its features."""
     p = case.problem
     least = min(p.seqlen_q, p.seqlen_k)
-    for change in (
+    changes: tuple[dict[str, Any], ...] = (
         _narrow(p),
         {"batch": 1, "heads_q": p.heads_kv * (_HEADS if p.group == 1 < p.heads_kv else 1)},
+        dict(item for of_one in _WITHOUT for item in of_one.items()),
+        *_WITHOUT,
         {"mask": FULL},
         {"softcap": 0.0},
         {"layout_q": BHSD, "layout_k": BHSD, "layout_v": BHSD, "layout_do": BHSD},
@@ -57,7 +66,8 @@ def simpler(case: Case) -> Iterator[Case]:
         {"head_dim_v": p.head_dim},
         _apart(),
         _lengths(p, 64, 128),
-    ):
+    )
+    for change in changes:
         problem = dataclasses.replace(p, **change)
         if problem != p:
             yield dataclasses.replace(case, problem=problem)

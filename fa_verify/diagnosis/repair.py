@@ -139,7 +139,7 @@ def _backward_alone(trial: Trial) -> Trial:
     return Trial(kernel, trial.case, trial.setup, trial.backend, independent=trial.independent)
 
 
-def _kept(outputs: Outputs, *_: object) -> Outputs:
+def _kept(outputs: Outputs, *_: object, **__: object) -> Outputs:
     return copy.deepcopy(outputs)
 
 

@@ -178,14 +178,16 @@ class _Kept:
         self._forward = forward
         self._outputs: Outputs | None = None
 
-    def remember(self, *arguments: Any) -> Outputs:
-        found = self._forward(*arguments)
+    def remember(self, *arguments: Any, **terms: Any) -> Outputs:
+        found = self._forward(*arguments, **terms)
         if self._outputs is None:  # the first run is the kernel's own
             self._outputs = _copied(found)
         return found
 
-    def recall(self, *arguments: Any) -> Outputs:
-        return self.remember(*arguments) if self._outputs is None else _copied(self._outputs)
+    def recall(self, *arguments: Any, **terms: Any) -> Outputs:
+        if self._outputs is None:
+            return self.remember(*arguments, **terms)
+        return _copied(self._outputs)
 
 
 def _copied(given: Outputs) -> Outputs:

@@ -13,18 +13,20 @@ import torch
 
 from fa_verify import loader
 from fa_verify.errors import InvalidInputError
-from fa_verify.kernel import Grads, Kernel, Outputs
 from fa_verify.masks import Mask
+from fa_verify.problem import TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from fa_verify.kernel import Grads, Kernel, Outputs
     from fa_verify.masks import Alignment
     from fa_verify.problem import Problem
 
 __all__ = ["OPERATORS", "Operator", "applied", "planted"]
 
+_CAPABILITIES = ("window", "softcap", "gqa", *TERMS)
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -34,6 +36,10 @@ def _same_problem(problem: Problem) -> Problem:
 
 def _same_inputs(_problem: Problem, tensors: Tensors) -> Tensors:
     return tensors
+
+
+def _same_terms(terms: dict[str, Any]) -> dict[str, Any]:
+    return terms
 
 
 def _same_outputs(_problem: Problem, outputs: Outputs) -> Outputs:
@@ -52,9 +58,10 @@ class Operator:
         name: Its name; defect: what is wrong, in a sentence.
         ask: What the kernel is asked instead.
         inputs: What it is handed instead of q, k, v.
+        terms: What it is handed by name instead.
         outputs: What is made of its outputs; grads: of its gradients.
-        needs: What a kernel must take for the defect to show: "", "backward", "lse", "window",
-            "softcap" or "gqa".
+        needs: What a kernel must take for the defect to show: "", "backward", "lse", or the name of
+            a capability.
         causes: As of a `fa_verify.zoo.defects.Defect`.
     """
 
@@ -62,6 +69,7 @@ class Operator:
     defect: str
     ask: Callable[[Problem], Problem] = _same_problem
     inputs: Callable[[Problem, Tensors], Tensors] = _same_inputs
+    terms: Callable[[dict[str, Any]], dict[str, Any]] = _same_terms
     outputs: Callable[[Problem, Outputs], Outputs] = _same_outputs
     grads: Callable[[Problem, Grads], Grads] = _same_grads
     needs: str = ""
@@ -72,21 +80,23 @@ class Operator:
         if self.needs == "backward":
             return kernel.backward is not None
         takes = kernel.takes
-        if self.needs in ("window", "softcap", "gqa") and takes is not None:
+        if self.needs in _CAPABILITIES and takes is not None:
             return bool(getattr(takes, self.needs))
-        return True
+        return self.needs not in TERMS
 
     def on(self, kernel: Kernel) -> Kernel:
         """The kernel with the defect."""
 
-        def forward(problem: Problem, *tensors: torch.Tensor) -> Outputs:
+        def forward(problem: Problem, *tensors: torch.Tensor, **terms: Any) -> Outputs:
             q, k, v = self.inputs(problem, (tensors[0], tensors[1], tensors[2]))
-            return self.outputs(problem, kernel.forward(self.ask(problem), q, k, v))
+            found = kernel.forward(self.ask(problem), q, k, v, **self.terms(terms))
+            return self.outputs(problem, found)
 
-        def backward(problem: Problem, *arguments: Any) -> Grads:
+        def backward(problem: Problem, *arguments: Any, **terms: Any) -> Grads:
             q, k, v = self.inputs(problem, arguments[:3])
             assert callable(kernel.backward)  # noqa: S101 - for mypy: else it is not replaced
-            found = kernel.backward(self.ask(problem), q, k, v, *arguments[3:])
+            given = self.terms(terms)
+            found = kernel.backward(self.ask(problem), q, k, v, *arguments[3:], **given)
             return self.grads(problem, found)
 
         own = backward if callable(kernel.backward) else kernel.backward
@@ -145,13 +155,24 @@ def _other_alignment(problem: Problem) -> Problem:
 
 
 def _swapped(_problem: Problem, grads: Grads) -> Grads:
-    return Grads(grads.dq, grads.dv, grads.dk) if grads.dk.shape == grads.dv.shape else grads
+    if grads.dk.shape != grads.dv.shape:
+        return grads
+    return dataclasses.replace(grads, dk=grads.dv, dv=grads.dk)
 
 
 def _last_key_dropped(_problem: Problem, grads: Grads) -> Grads:
     rows = torch.arange(grads.dv.shape[2], device=grads.dv.device)[:, None]
     last = rows == grads.dv.shape[2] - 1
     return dataclasses.replace(grads, dv=torch.where(last, torch.zeros_like(grads.dv), grads.dv))
+
+
+def _other(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Something else in the place of a term, where there is one."""
+
+    def terms(given: dict[str, Any]) -> dict[str, Any]:
+        return given | {name: change(given[name])} if name in given else given
+
+    return terms
 
 
 OPERATORS: tuple[Operator, ...] = (
@@ -269,6 +290,46 @@ OPERATORS: tuple[Operator, ...] = (
         grads=_last_key_dropped,
         needs="backward",
         causes=("of dv are 0: they are not computed",),
+    ),
+    Operator(
+        name="bias-ignored",
+        defect="The bias is ignored.",
+        terms=_other("bias", torch.zeros_like),
+        needs="bias",
+        causes=("the bias is ignored",),
+    ),
+    Operator(
+        name="slopes-negated",
+        defect="ALiBi's slopes have the wrong sign.",
+        terms=_other("alibi_slopes", torch.neg),
+        needs="alibi",
+        causes=("ALiBi's slopes have the wrong sign",),
+    ),
+    Operator(
+        name="sinks-left-out",
+        defect="There is no sink.",
+        terms=_other("sinks", lambda sinks: torch.full_like(sinks, -math.inf)),
+        needs="sinks",
+        causes=("the sink is missing",),
+    ),
+    Operator(
+        name="dropout-of-another-seed",
+        defect="Dropout keeps the elements of another seed.",
+        terms=_other("dropout_seed", lambda seed: seed + 1),
+        needs="dropout",
+    ),
+    Operator(
+        name="dlse-ignored",
+        defect="The gradient of lse is ignored.",
+        terms=_other("dlse", torch.zeros_like),
+        needs="lse_grad",
+        causes=("the gradient of lse is ignored",),
+    ),
+    Operator(
+        name="dsinks-negated",
+        defect="The gradient of the sinks has the wrong sign.",
+        grads=lambda _p, g: g if g.dsinks is None else dataclasses.replace(g, dsinks=-g.dsinks),
+        needs="sinks",
     ),
 )
 

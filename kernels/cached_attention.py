@@ -99,7 +99,9 @@ def attention_with_cache(
     block_n, warps, stages = TILES[element_size, 128 if narrow else 256]
     if page_size:  # numbers of pages are loaded ahead too, and each kind of load takes half
         stages = 2 * stages - 1
-    block_m = _block_m(seqlen_q * group, element_size, fixed=split_keys is not None)
+    block_m = _block_m(seqlen_q * group, element_size, narrow=narrow, fixed=split_keys is not None)
+    if block_m == 128:
+        warps = 8
     left, right = (seqlen_q + seqlen_k if size < 0 else min(size, seqlen_q + seqlen_k)
                    for size in window_size)  # fmt: skip
     has_lo, has_hi = window_size[0] >= 0, causal or window_size[1] >= 0
@@ -136,13 +138,13 @@ def attention_with_cache(
     return o, lse
 
 
-def _block_m(rows, element_size, *, fixed):
+def _block_m(rows, element_size, *, narrow, fixed):
     """Rows a tile; 16 where the bits may not depend on how many queries the batch mates have."""
-    if fixed or rows <= 16:
+    if fixed or rows <= 16 or element_size > 4:
         return 16
-    if rows <= 32 or element_size > 4:
+    if rows <= 32 or not narrow:  # of 64, 256 columns spill registers
         return 32
-    return 64
+    return 128 if rows > 64 and element_size == 2 else 64
 
 
 def _splits(reach, block_n, tiles, num_splits, split_keys):

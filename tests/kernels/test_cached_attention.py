@@ -52,19 +52,23 @@ def right(kernel, count, seed):
 @pytest.mark.parametrize("num_splits", SPLITS)
 def test_any_number_of_splits(kernels, num_splits):
     kernel = kernels("cached_attention").contiguous_kernel("decode", num_splits=num_splits)
-    right(kernel, 12, num_splits)
+    right(kernel, 8, num_splits)
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_any_page_size(kernels, page_size):
     module = kernels("cached_attention")
-    right(module.paged_kernel("paged", page_size, num_splits=1 + page_size % 5), 12, page_size)
+    right(module.paged_kernel("paged", page_size, num_splits=1 + page_size % 5), 8, page_size)
 
 
 @pytest.mark.parametrize("page_size", [5, 32])
 def test_prefill_with_a_paged_cache(kernels, page_size):
     module = kernels("cached_attention")
-    right(module.paged_kernel("prefill", page_size, prefill=True, split_keys=64), 12, page_size)
+    right(
+        module.paged_kernel("prefill", page_size, prefill=True, num_splits=page_size % 3 or None),
+        8,
+        page_size,
+    )
 
 
 def tensors(p, seed=0):

@@ -74,12 +74,13 @@ def noise_of(refiner: Refiner, out: Format, observed: Observed) -> Noise | None:
     chance = 2 * math.log(1 / refiner.d)
     least = 1 + math.sqrt(chance / min(heads * rows, max(1, _MANY // refiner.terms)))
     few = _sample(refiner, observed, _FEW)
-    if few.seen <= least**2 * few.typical:
+    seen, typical = torch.stack((few.seen, few.typical)).tolist()
+    if seen <= least**2 * typical:
         return None
     part = _sample(refiner, observed, _MANY)
     cast = _variances(refiner, part)
     variance = float(cast.sum(-1).max()) + _last(part)
-    size = math.sqrt(part.seen / variance) if variance else 0.0
+    size = math.sqrt(float(part.seen) / variance) if variance else 0.0
     if not size > 1:
         return None
     largest = float(cast.max()) + float(part.last.square().sum(-1).max()) / 3
@@ -110,15 +111,15 @@ class _Part:
     logs: Tensor
 
     @property
-    def seen(self) -> float:
+    def seen(self) -> Tensor:
         """Sum of squares of the errors."""
-        return float(self.excess.square().sum())
+        return self.excess.square().sum()
 
     @property
-    def typical(self) -> float:
+    def typical(self) -> Tensor:
         """Sum of variances, roughly."""
         cast = _times(self.cast_of(self.look.logs).square(), self.look.weight.square().sum(-1))
-        return float(_RELATIVE * cast.sum() + self.last.square().sum()) / 3
+        return (_RELATIVE * cast.sum() + self.last.square().sum()) / 3
 
     def cast_of(self, logs: Tensor) -> Tensor:
         """`cast` where this is cast: what p is taken relative to has p = 1, exactly."""

@@ -27,6 +27,7 @@ __all__ = [
     "BLOCKS",
     "Index",
     "Look",
+    "Question",
     "Refiner",
     "blockings",
     "lambda_factor",
@@ -285,34 +286,18 @@ class Refiner:
             error: Observed, shaped as det.
             within: Every error is known to be within det, and that to be finite.
         """
-        factor, least = lambda_factor(det.numel(), self.d), self.least(det.numel())
-        if least >= 1.0:
+        if self.least(det.numel()) >= 1.0:
             return det
-        flat_det, flat_error = det.reshape(self.linear.shape), error.reshape(self.linear.shape)
-        rounding = flat_det - self.linear
-        open_question = flat_error > torch.add(rounding, self.linear, alpha=least)
-        if not within:
-            open_question &= (flat_error <= flat_det) & flat_det.isfinite()
-        asked = open_question.any(-1)
-        if not bool(asked.any()):
+        question = Question(self, det, error, within=within)
+        if not bool(question.any_asked):
             return det
         if self.small:
-            bound = self.whole.bound(factor, self.tiny, slice(None), None)
-            bound = torch.minimum(bound, self.linear)
-            over = (flat_error - rounding > bound).any(-1) & asked
-            if not bool(over.any()):
-                return torch.where(asked.unsqueeze(-1), bound + rounding, flat_det).view_as(det)
-        result = flat_det.clone()
-        for head in asked.any(-1).nonzero().flatten().tolist():
-            left = _MOST_COUNTED
-            for index in self.chunks(asked[head].nonzero().flatten()):
-                allowed = flat_error[head, index] - rounding[head, index]
-                bound, counted = self._decided(head, index, allowed, factor, left)
-                left -= counted
-                result[head, index] = bound + rounding[head, index]
-        return result.reshape(det.shape)
+            bound, any_over = question.together()
+            if not bool(any_over):
+                return bound
+        return question.apart()
 
-    def _decided(
+    def decided(
         self, head: int, index: Tensor, allowed: Tensor, factor: float, budget: int
     ) -> tuple[Tensor, int]:
         """Bounds of these rows before output rounding, and how many of them were counted in.
@@ -341,3 +326,50 @@ class Refiner:
                     bound[far] = most[far]
         bound[uncounted] = most[uncounted]
         return torch.minimum(bound, most), len(counted)
+
+
+class Question:
+    """Where the probabilistic bound may be less than what was observed, step by step.
+
+    Attributes:
+        any_asked: Whether that is so anywhere, bool on the device: if not, the bound is det.
+    """
+
+    def __init__(self, refiner: Refiner, det: Tensor, error: Tensor, *, within: bool) -> None:
+        """Ask for what `Refiner.refined` says."""
+        shape = refiner.linear.shape
+        self._refiner, self._shape = refiner, det.shape
+        self._det, self._error = det.reshape(shape), error.reshape(shape)
+        self._rounding = self._det - refiner.linear
+        self._factor = lambda_factor(det.numel(), refiner.d)
+        least = refiner.least(det.numel())
+        open_question = self._error > torch.add(self._rounding, refiner.linear, alpha=least)
+        if not within:
+            open_question &= (self._error <= self._det) & self._det.isfinite()
+        self._asked = open_question.any(-1)
+        self.any_asked = self._asked.any()
+
+    def together(self) -> tuple[Tensor, Tensor]:
+        """The bound if no terms round alike, and whether it matters that some may, on the device.
+
+        Of a small tensor. If it matters, `apart` has the bound.
+        """
+        refiner = self._refiner
+        bound = refiner.whole.bound(self._factor, refiner.tiny, slice(None), None)
+        bound = torch.minimum(bound, refiner.linear).add_(self._rounding)
+        over = (self._error > bound).any(-1) & self._asked
+        bound = torch.where(self._asked.unsqueeze(-1), bound, self._det)
+        return bound.view(self._shape), over.any()
+
+    def apart(self) -> Tensor:
+        """The bound, row by row as it is asked for."""
+        refiner, rounding = self._refiner, self._rounding
+        result = self._det.clone()
+        for head in self._asked.any(-1).nonzero().flatten().tolist():
+            left = _MOST_COUNTED
+            for index in refiner.chunks(self._asked[head].nonzero().flatten()):
+                allowed = self._error[head, index] - rounding[head, index]
+                bound, counted = refiner.decided(head, index, allowed, self._factor, left)
+                left -= counted
+                result[head, index] = bound + rounding[head, index]
+        return result.reshape(self._shape)

@@ -16,11 +16,13 @@ import torch
 
 from fa_verify import foreach, sight
 from fa_verify.bounds.formats import floor_power_of_two
+from fa_verify.bounds.probabilistic import Question
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fa_verify.bounds import Bounded
+    from fa_verify.bounds.probabilistic import Refiner
     from fa_verify.problem import Problem
     from fa_verify.trial import Trial
 
@@ -31,6 +33,7 @@ __all__ = [
     "comparisons",
     "empty_rows",
     "look",
+    "look_closer",
     "observed",
     "sound",
     "ulp",
@@ -206,16 +209,26 @@ class Comparison:
     @functools.cached_property
     def most_prob(self) -> float:
         """The largest ratio_prob, likewise."""
-        return self.most if self.ratio_prob is self.ratio else float(self.ratio_prob.max())
+        look_closer((self,))
+        most: float = self.__dict__["most_prob"]
+        return most
 
     @functools.cached_property
     def prob(self) -> torch.Tensor:
         """The probabilistic bound, no smaller than needed to judge what was observed."""
+        look_closer((self,))
+        prob: torch.Tensor = self.__dict__["prob"]
+        return prob
+
+    def question(self) -> Question | None:
+        """What the probabilistic bound may decide; None: nothing."""
         refiner, elements = self.bounded.refiner, self.got.numel()
         if refiner is None or not elements or self.most <= refiner.least(elements):
-            return self.bounded.det
+            return None
+        if refiner.least(elements) >= 1.0:
+            return None
         within = self.plain and self.most <= 1
-        return refiner.refined(self.bounded.det, self.error, within=within)
+        return Question(refiner, self.bounded.det, self.error, within=within)
 
     @functools.cached_property
     def difference(self) -> torch.Tensor:
@@ -274,6 +287,44 @@ def look(parts: Iterable[Comparison]) -> None:
         ordinary = not overflow and all(map(math.isfinite, finite))
         known = {"extent": Extent(finite[-1] if ordinary else -math.inf, most)}
         part.__dict__.update(known, _due_difference=difference, _due_ratio=ratio)
+
+
+def look_closer(parts: Iterable[Comparison]) -> None:
+    """Find the probabilistic bounds of some comparisons, in few transfers from the device."""
+    every = [part for part in parts if "prob" not in part.__dict__]
+    asked = [(part, question) for part in every if (question := part.question()) is not None]
+    asked = _where([question.any_asked for _, question in asked], asked)
+    small = [(part, question) for part, question in asked if _refiner(part).small]
+    bounds = [question.together() for _, question in small]
+    over = _where([any_over for _, any_over in bounds], small)
+    for (part, _), (prob, _) in zip(small, bounds, strict=True):
+        part.__dict__["prob"] = prob
+    for part, question in asked:
+        if not _refiner(part).small or any(part is other for other, _ in over):
+            part.__dict__["prob"] = question.apart()
+    for part in every:
+        part.__dict__.setdefault("prob", part.bounded.det)
+    closer = [part for part, _ in asked]
+    if closer:
+        largest = torch.stack([*foreach.largest([part.ratio_prob for part in closer])]).tolist()
+        for part, most in zip(closer, largest, strict=True):
+            part.__dict__["most_prob"] = most
+    for part in every:
+        part.__dict__.setdefault("most_prob", part.most)
+
+
+def _where(
+    said: list[torch.Tensor], items: list[tuple[Comparison, Question]]
+) -> list[tuple[Comparison, Question]]:
+    """Those items of which it was said that it is so; one transfer from the device."""
+    read = torch.stack(said).tolist() if said else []
+    return [item for item, so in zip(items, read, strict=True) if so]
+
+
+def _refiner(part: Comparison) -> Refiner:
+    refiner = part.bounded.refiner
+    assert refiner is not None  # noqa: S101 -- else there is no question
+    return refiner
 
 
 def _det(part: Comparison) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fa_verify.checks.comparison import Comparison, comparisons, ulp
+from fa_verify.checks.comparison import Comparison, comparisons, look_closer, ulp
 from fa_verify.checks.nearest import nearest
 from fa_verify.checks.where import describe
 from fa_verify.trial import RUN_CASES, RUN_RISK
@@ -28,7 +28,10 @@ def check(trial: Trial) -> Iterator[Failure]:
      drawn independently of the outcome, so it counts only on such (`trial.independent`:
     False for a case that a search found: shrunken, targeted, replayed).
     """
-    for part in comparisons(trial).values():
+    parts = comparisons(trial).values()
+    if trial.independent:
+        look_closer(part for part in parts if not part.most > 1)
+    for part in parts:
         if part.most > 1:
             yield _failure(part, part.ratio > 1, part.ratio, part.bounded.det, "its bound")
         elif trial.independent and part.most_prob > 1:

@@ -4,7 +4,7 @@ import torch
 
 from .block_mask import create_block_mask
 from .inputs import Inputs, Options
-from .operators import attention_forward_op
+from .operators import differentiable_attention
 
 __all__ = ["FlashAttention", "attention", "attention_varlen", "autocast", "create_block_mask"]
 
@@ -158,7 +158,7 @@ def _attend(tensors, masks, dropout_p, dropout_seed, window_size, return_lse, **
     )
     if tensors[0].dtype != torch.float32:
         options = options._replace(dot_precision="ieee")  # what float32 alone has a choice of
-    o, lse = attention_forward_op(*Inputs(*tensors, seed, *masks), *options)
+    o, lse = differentiable_attention(Inputs(*tensors, seed, *masks), options)
     return (o, lse) if return_lse else o
 
 

@@ -131,6 +131,19 @@ def test_a_gradient_has_no_gradient(kernels, on_the_cpu):
         torch.autograd.grad(dq.sum(), inputs[1])
 
 
+def test_the_operator_alone_has_the_same_gradients(kernels, on_the_cpu):
+    inputs, arguments = leaves(), kernels("inputs")
+    operator = kernels("operators").attention_forward_op
+    o, lse = operator(*arguments.Inputs(*inputs), *arguments.Options())
+    expected = kernels("attention").attention(*inputs, return_lse=True)
+    for one, due in zip((o, lse), expected, strict=True):
+        got, grads = (
+            torch.autograd.grad(x.sum(), inputs[:2], retain_graph=True) for x in (one, due)
+        )
+        assert all(map(torch.equal, got, grads))
+    assert on_the_cpu.count("dq_kernel") == 4
+
+
 def test_only_these_tensors_are_saved(kernels, on_the_cpu):
     inputs = leaves()
     saved = []

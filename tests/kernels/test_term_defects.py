@@ -181,8 +181,10 @@ DEFECTS = {
         DROPOUT,
         "forward.py",
         "l = l * rescale + tl.sum(p, 1)",
-        "l = l * rescale + tl.sum(tl.where(keep_tile(dropout, place, head_q, first_query, "
-        "first_key, BLOCK_M, BLOCK_N), p, 0.0), 1)",
+        (
+            "l = l * rescale + tl.sum(tl.where(keep_tile(dropout, place, head_q, first_query, "
+            "first_key, BLOCK_M, BLOCK_N), p, 0.0), 1)"
+        ),
     ),
     "dropout not scaled": (DROPOUT, "forward.py", "acc = acc * dropout[2]", "acc = acc * 1.0"),
     "dropout not in dv": (

@@ -66,7 +66,8 @@ def as_kernel(function: Callable[..., Any], name: str) -> Kernel:
             "wrap it: Kernel(name=..., forward=lambda problem, q, k, v: Outputs(o))"
         )
         raise InvalidInputError(msg)
-    flash_attn = "dropout_p" in parameters and named["q"] == "q"
+    by_keyword = _keyword_only(function)
+    flash_attn = "dropout_p" in set(parameters) - by_keyword and named["q"] == "q"
     diagonal: Alignment = "top-left" if named["causal"] == "is_causal" else "bottom-right"
 
     def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
@@ -86,7 +87,7 @@ def as_kernel(function: Callable[..., Any], name: str) -> Kernel:
                 msg = f"{role}={value}: {name}({', '.join(parameters)}) has no parameter for it"
                 raise UnsupportedProblemError(msg)
             arguments[parameter] = value
-        ordered = [arguments.pop(p) for p in _leading(parameters, arguments)]
+        ordered = [arguments.pop(p) for p in _leading(parameters, arguments.keys() - by_keyword)]
         result = function(*ordered, **arguments)
         return Outputs(result[0] if isinstance(result, tuple) else result)
 
@@ -144,11 +145,20 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
         return [part.split("=")[0].split(":")[0].strip() for part in documented.split(",")]
 
 
-def _leading(parameters: list[str], arguments: dict[str, Any]) -> list[str]:
+def _keyword_only(function: Callable[..., Any]) -> set[str]:
+    """Parameters that are passed by name alone."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin
+        return set()
+    return {name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+
+
+def _leading(parameters: list[str], given: set[str]) -> list[str]:
     """The leading parameters that are given: passed by position, as ``Function.apply`` demands."""
     leading = []
     for parameter in parameters:
-        if parameter not in arguments:
+        if parameter not in given:
             break
         leading.append(parameter)
     return leading

@@ -1,8 +1,9 @@
 import sys
 
 import pytest
+import torch
 
-from fa_verify import functions, loader
+from fa_verify import Problem, functions, loader
 from fa_verify.errors import InvalidInputError, KernelLoadError
 
 PLAIN = "tests/targets/plain.py"
@@ -62,6 +63,21 @@ def test_an_import_that_raises_is_reported(tmp_path):
     path.write_text("raise RuntimeError('at import')")
     with pytest.raises(KernelLoadError, match="RuntimeError: at import"):
         loader.load(str(path))
+
+
+def test_options_by_keyword_only_are_passed_so_and_make_no_flash_attn_of_a_function():
+    asked = []
+
+    def attention(q, k, v, *, causal=False, softmax_scale=None, dropout_p=0.0):
+        asked.append((causal, softmax_scale))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=softmax_scale)
+
+    kernel = functions.as_kernel(attention, "attention")
+    assert kernel.layout == "bhsd"
+    problem = Problem(seqlen_q=3, seqlen_k=3, head_dim=4, head_dim_v=4, softmax_scale=0.5)
+    q = torch.ones(problem.shape_q)
+    assert kernel.forward(problem, q, q, q).o.shape == problem.shape_o
+    assert asked == [(False, 0.5)]
 
 
 def test_a_function_without_q_k_v_is_refused():

@@ -30,11 +30,14 @@ class Stopwatch:
     Attributes:
         graph: Of `launches` launches.
         launches: How many.
+        functions: That were captured. They hold what the launches read: a graph does not, and the
+            next capture gives all memory that nobody holds back to the driver.
         rounds: Milliseconds a launch of each round.
     """
 
     graph: torch.cuda.CUDAGraph
     launches: int
+    functions: Sequence[Callable[[], object]]
     rounds: list[float] = dataclasses.field(default_factory=list)
 
     @classmethod
@@ -52,7 +55,7 @@ class Stopwatch:
                 for function in functions:
                     function()
         graph.replay()
-        return cls(graph, turns * len(functions))
+        return cls(graph, turns * len(functions), functions)
 
     def turn(self) -> None:
         """Time one replay."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import types
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -11,6 +15,7 @@ import torch
 from fa_verify import bench, loader, ttir
 from fa_verify.bench import contestants, table
 from fa_verify.bench.points import Point, Roof, Timed, decodes, grid
+from fa_verify.bench import timing
 from fa_verify.bench.timing import Stopwatch
 from fa_verify.errors import InvalidInputError, UnsupportedProblemError
 
@@ -103,6 +108,29 @@ def test_a_contestant_that_refuses_is_told_and_the_others_are_timed(
     assert row[1].error == "ValueError: no such head_dim"
     assert row[2].difference == pytest.approx(1, abs=1e-2)
     assert [fake.turns for fake in made] == [3, 3]
+
+
+def test_what_a_captured_launch_reads_stays_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph of a backward pass is replayed after other contestants' graphs were captured."""
+    stream = types.SimpleNamespace(synchronize=lambda: None)
+    graph = types.SimpleNamespace(replay=lambda: None)
+    monkeypatch.setattr(timing, "_elapsed", lambda function: function() or 1.0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+
+    def prepared(saved: torch.Tensor) -> list[object]:
+        return [lambda: saved.add_(1) and None]
+
+    saved = torch.zeros(1)
+    watch, alive = Stopwatch.of(prepared(saved), 1.0), weakref.ref(saved)
+    del saved
+    gc.collect()
+    assert alive() is not None
+    watch.turn()
+    del watch
+    gc.collect()
+    assert alive() is None
 
 
 def test_the_report_shows_rates_ratios_and_the_share_of_the_peak() -> None:

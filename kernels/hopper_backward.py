@@ -12,7 +12,7 @@ from .hopper_configs import backward_tiles
 from .hopper_dkdv import hopper_dkdv_kernel
 from .hopper_dq import hopper_dq_kernel
 
-__all__ = ["fits", "gradients"]
+__all__ = ["fits", "gradients", "key_pass", "query_pass"]
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _ELEMENTS = 8  # in the 16 bytes that rows are multiples of
@@ -55,16 +55,16 @@ def gradients(problem, q, k, v, do, lse, delta, dq, dk, dv, arguments):
     tiles = backward_tiles(max(_width(arguments, ""), _width(arguments, "V")))
     tensors = (q, k, v, do, alignable(lse), alignable(delta))
     if "dv" in tiles:
-        _keys(problem, tiles["dv"], tensors, None, dv, None, arguments)
+        key_pass(problem, tiles["dv"], tensors, None, dv, None, arguments)
         dv = None
     if dq.dtype == torch.float32:
-        _keys(problem, tiles["atomic"], tensors, dk, dv, dq, arguments)
+        key_pass(problem, tiles["atomic"], tensors, dk, dv, dq, arguments)
         return
-    _keys(problem, tiles["dk" if dv is None else "dkdv"], tensors, dk, dv, None, arguments)
-    _queries(problem, tiles["dq"], tensors, dq, arguments)
+    key_pass(problem, tiles["dk" if dv is None else "dkdv"], tensors, dk, dv, None, arguments)
+    query_pass(problem, tiles["dq"], tensors, dq, arguments)
 
 
-def _keys(problem, cut, tensors, dk, dv, dq_sum, arguments):
+def key_pass(problem, cut, tensors, dk, dv, dq_sum, arguments):
     """A pass of programs over keys, for those of dk, dv and dq_sum that are not None."""
     n = cut.block_n
     hopper_dkdv_kernel[(triton.cdiv(problem.seqlen_k, n) * problem.batch * problem.heads_kv,)](
@@ -83,7 +83,7 @@ def _keys(problem, cut, tensors, dk, dv, dq_sum, arguments):
     )
 
 
-def _queries(problem, cut, tensors, dq, arguments):
+def query_pass(problem, cut, tensors, dq, arguments):
     """The pass of programs over queries."""
     m = cut.block_m
     hopper_dq_kernel[(triton.cdiv(problem.seqlen_q, m) * problem.batch * problem.heads_q,)](

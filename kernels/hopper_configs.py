@@ -64,7 +64,7 @@ BACKWARD = {
         "dq": _tiles(64, 64, 4, 2),
     },
     128: {
-        "dkdv": _tiles(64, 64, 4, 2),
+        "dkdv": _tiles(64, 64, 4, 2, dp_first=True),
         "atomic": _tiles(64, 128, 8, 2),
         "dq": _tiles(128, 64, 8, 3),
     },

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from fa_verify import bench, loader, ttir
-from fa_verify.bench import contestants, table
+from fa_verify.bench import contestants, table, timing
 from fa_verify.bench.points import Point, Roof, Timed, decodes, grid
-from fa_verify.bench import timing
 from fa_verify.bench.timing import Stopwatch
 from fa_verify.errors import InvalidInputError, UnsupportedProblemError
 

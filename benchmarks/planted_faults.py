@@ -255,17 +255,17 @@ def sanitize(fault: Fault, target: str, tool: str) -> str:
 def child(target: str, fault: Fault) -> None:
     """Run the first cases, inputs in allocations that end with their last element."""
     from fa_verify.backends.call import call
-    from fa_verify.inputs import Inputs, materialise
+    from fa_verify.inputs import materialise
     from fa_verify.ttir.launch.autotune import pinned
 
     (kernel,) = loader.load(target)
     for index, case in enumerate(cases_of(fault, kernel)[:SANITIZED]):
-        tensors = {}
-        for name, x in materialise(case).named():
+        tensors, given = {}, materialise(case)
+        for name, x in given.named():
             flat = x.as_strided((span_of(x),), (1,)).to("cuda", copy=True)
             tensors[name] = flat.as_strided(x.shape, x.stride(), 0)
         with pinned(index, {}):
-            call(kernel, case.problem, Inputs(**tensors), backward=case.backward)
+            call(kernel, case.problem, given.having(tensors), backward=case.backward)
         torch.cuda.synchronize()
 
 

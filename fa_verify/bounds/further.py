@@ -87,8 +87,8 @@ def sink_gradient(model: Model, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tens
     bound += terms * FLUSH * (1.0 + delta.abs().amax() if delta.numel() else 1.0)
     bound.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     bound.masked_fill_(~(size.sum((0, 2)) < LARGEST), torch.inf)
-    if rows.no_ds is not None:
+    bound.masked_fill_(none[:, 0], 0.0)
+    if rows.no_ds is not None:  # 0 times NaN is NaN, without a sink too
         bound.masked_fill_(rows.no_ds.reshape(shape).any(2).any(0), torch.inf)
     exact = -(p * delta).sum((0, 2))
-    bound.masked_fill_(none[:, 0], 0.0)
     return exact.nan_to_num_(0.0, 0.0, 0.0), bound

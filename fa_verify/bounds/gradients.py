@@ -132,7 +132,9 @@ def _of_logits(model: Model, scores: _Scores) -> Tensor:
     """Error of the logits' gradient, as dS or after its cast; (B64)."""
     if model.ds is None:
         return scores.off
-    return scores.off + model.ds.error(scores.logits.abs() + scores.off)
+    high = scores.logits.abs() + scores.off
+    cast = model.ds.error(high).masked_fill_(~(high < model.ds.format.overflow), torch.inf)  # (B9)
+    return scores.off + cast
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

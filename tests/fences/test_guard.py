@@ -55,6 +55,27 @@ def test_the_kernel_sees_its_inputs_as_they_were_and_right_results_come_out(fenc
 
 
 @pytest.mark.parametrize("fence", FENCES)
+def test_terms_lie_between_fences_too(fence):
+    terms = "bias=hqk alibi=1 sinks=1 dlse=1 bias.layout=sbhd.d1.at3"
+    case = Case.parse(f"pass=bwd b=2 h=2 s=20x33 d=40 dtype=float16 {terms} seed=3")
+    run = Run(lambda x: x.sinks + x.dlse.sum() + x.bias.sum(), fence, case=case)
+    for (name, a), (_, b) in zip(run.inputs.named(), run.pristine.named(), strict=True):
+        assert torch.equal(a, b), name
+        assert run.guard.slots(fence).at(a.data_ptr()) is not None
+    assert not bool(run.result.isnan().any())
+
+
+def test_a_write_behind_a_term_is_seen():
+    case = Case.parse("pass=fwd h=2 s=20x33 d=40 dtype=float16 sinks=1 seed=3")
+
+    def body(x):
+        tensor_over(x.sinks.data_ptr() + 8, 4, "cpu")[0].fill_(0)
+
+    (incident,) = Run(body, case=case).incidents
+    assert incident.argument == "sinks"
+
+
+@pytest.mark.parametrize("fence", FENCES)
 def test_inputs_keep_their_alignment_unless_the_fence_is_flush(fence):
     run = Run(lambda _: None, fence)
     assert [x.data_ptr() % 16 for _, x in run.inputs.named()] == [6, 0, 0, 0]  # q starts at 3

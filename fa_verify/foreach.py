@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Tensors = tuple[Tensor, ...] | list[Tensor]
 
-__all__ = ["differences", "largest", "ratios"]
+__all__ = ["differences", "largest", "ratios", "sizes"]
 
 
 def differences(left: Tensors, right: Tensors) -> Tensors:
@@ -25,10 +25,13 @@ def differences(left: Tensors, right: Tensors) -> Tensors:
 
 
 def ratios(left: Tensors, right: Tensors) -> Tensors:
-    """|left| over right, each."""
-    found = torch._foreach_abs(left)  # noqa: SLF001
-    torch._foreach_div_(found, right)
-    return found
+    """Left over right, each."""
+    return torch._foreach_div(left, right)  # noqa: SLF001
+
+
+def sizes(tensors: Tensors) -> Tensors:
+    """Each without its sign."""
+    return torch._foreach_abs(tensors)  # noqa: SLF001
 
 
 def largest(tensors: Tensors) -> Tensors:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Maker"]
+__all__ = ["AHEAD", "Maker"]
+
+AHEAD = 3
+"""Cases that may be begun while the inputs of one are in use: some take longer than judging."""
 
 _ROOM = 32 << 20  # bytes of one case's inputs; larger ones are the worker's own to make
 _ALIGNED = 512
@@ -51,7 +55,7 @@ class Maker:
 
     def __init__(self) -> None:
         """Fork it: before CUDA is used, and before there are threads."""
-        self._memory = mmap.mmap(-1, 2 * _ROOM)  # it takes what is written to
+        self._memory = mmap.mmap(-1, (AHEAD + 1) * _ROOM)  # it takes what is written to
         self._pipe, theirs = multiprocessing.Pipe()
         self._begun: collections.deque[str] = collections.deque()
         if os.fork() == 0:
@@ -64,7 +68,7 @@ class Maker:
         theirs.close()
 
     def begin(self, case: str) -> None:
-        """Have a case's inputs made; those of the case before the last are overwritten."""
+        """Have a case's inputs made; those of the one begun `AHEAD` + 1 before are overwritten."""
         with contextlib.suppress(OSError):
             self._pipe.send(case)
             self._begun.append(case)
@@ -90,12 +94,11 @@ class Maker:
 
 
 def _serve(pipe: Connection, memory: mmap.mmap) -> None:
-    """Make what is asked for, in the halves of the memory by turns, until nobody asks."""
+    """Make what is asked for, in the parts of the memory by turns, until nobody asks."""
     torch.set_num_threads(1)
-    turn = 0
     with contextlib.suppress(EOFError, OSError):
-        while True:
-            case, turn = pipe.recv(), 1 - turn
+        for turn in itertools.cycle(range(AHEAD + 1)):
+            case = pipe.recv()
             try:
                 inputs = materialise(Case.parse(case))
                 made = _lay(inputs, memory, turn * _ROOM)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import os
 import resource
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from fa_verify.backends import cards, make, sharing
 from fa_verify.backends.base import FAULT, Setup
 from fa_verify.case import Case
 from fa_verify.inputs import duplicate, materialise
-from fa_verify.maker import Maker
+from fa_verify.maker import AHEAD, Maker
 from fa_verify.spool import Spool
 from fa_verify.verdict import Verdict
 from fa_verify.verify import verify
@@ -130,17 +131,18 @@ def compile_ahead(target: str, case: str, setup: str) -> None:
 def run_together(target: str, items: Sequence[tuple[str, str]]) -> list[CaseRecord]:
     """Verify the kernel on some cases, each with its setup, drawn independently of any search.
 
-    On a card the inputs of the next case are made while one is judged.
+    On a card the inputs of the next cases are made while one is judged.
     """
     if not _MAKER:
         return [run(target, case, setup) for case, setup in items]
     (maker,) = _MAKER
     records = []
-    maker.begin(items[0][0])
-    for index, (case, setup) in enumerate(items):
+    for case, _ in items[:AHEAD]:
+        maker.begin(case)
+    for (case, setup), ahead in itertools.zip_longest(items, items[AHEAD:]):
         given = maker.result(case)
-        if index + 1 < len(items):
-            maker.begin(items[index + 1][0])
+        if ahead is not None:
+            maker.begin(ahead[0])
         records.append(run(target, case, setup, given=given))
     return records
 

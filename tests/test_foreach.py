@@ -31,4 +31,5 @@ def test_differences_and_ratios_are_those_of_each(device):
     left = [torch.tensor(x, dtype=torch.float64, device=device) for x in ([1.0, -3.0], [[0.0]])]
     right = [torch.tensor(x, dtype=torch.float64, device=device) for x in ([4.0, 2.0], [[5.0]])]
     assert [x.tolist() for x in foreach.differences(left, right)] == [[-3.0, -5.0], [[-5.0]]]
-    assert [x.tolist() for x in foreach.ratios(left, right)] == [[0.25, 1.5], [[0.0]]]
+    assert [x.tolist() for x in foreach.ratios(left, right)] == [[0.25, -1.5], [[0.0]]]
+    assert [x.tolist() for x in foreach.sizes(left)] == [[1.0, 3.0], [[0.0]]]

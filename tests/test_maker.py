@@ -10,7 +10,7 @@ import torch
 
 from fa_verify.case import Case
 from fa_verify.inputs import fingerprint, materialise
-from fa_verify.maker import Maker
+from fa_verify.maker import AHEAD, Maker
 
 PLAIN = "pass=bwd b=2 h=4/2 s=33x65 d=64 dtype=bfloat16 seed=3"
 STRIDED = "pass=bwd b=2 h=4/2 s=5x7 d=16 dtype=float16 q=bshd.s64 k=bhsd.at16 v=bhsd.shared seed=4"
@@ -27,10 +27,11 @@ def maker():
 
 def test_every_bit_is_the_same_slack_strides_and_offsets_too(maker):
     cases = [PLAIN, STRIDED, PLAIN.replace("seed=3", "seed=6"), TERMS, STRIDED]
-    maker.begin(cases[0])
+    for text in cases[:AHEAD]:
+        maker.begin(text)
     for index, text in enumerate(cases):
         got, due = maker.result(text), materialise(Case.parse(text))
-        maker.begin(cases[(index + 1) % len(cases)])  # while this one is still in use
+        maker.begin(cases[(index + AHEAD) % len(cases)])  # while this one is still in use
         assert got is not None
         assert got.dropout_seed == due.dropout_seed
         assert [name for name, _ in got.named()] == [name for name, _ in due.named()]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["replay", "run"]
 
-_TOGETHER = 8  # cases that a worker on a card gets at a time
+_TOGETHER = 16  # cases that a worker on a card gets at a time
 
 
 def run(

@@ -75,6 +75,22 @@ class Extent:
     most: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Due:
+    """Errors where a number is due, 0 elsewhere.
+
+    Attributes:
+        difference: What was got less the reference; error: without its sign.
+        ratio: Error over the deterministic bound; signed: with the error's sign. They mean
+            something where that is 0 nowhere.
+    """
+
+    difference: torch.Tensor
+    error: torch.Tensor
+    ratio: torch.Tensor
+    signed: torch.Tensor
+
+
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """One tensor, observed and expected.
@@ -113,15 +129,12 @@ class Comparison:
         return extent
 
     @functools.cached_property
-    def _due_difference(self) -> torch.Tensor:
-        """What was got less the reference where a number is due, 0 elsewhere."""
-        difference = self.got - self.reference
-        return difference if self.all_due else difference.masked_fill_(~self.due, 0.0)
-
-    @functools.cached_property
-    def _due_ratio(self) -> torch.Tensor:
-        """The ratio of an ordinary tensor whose bound is 0 nowhere."""
-        return self._due_difference.abs().div_(self.bounded.det)
+    def _due(self) -> Due:
+        """Its errors where a number is due."""
+        look((self,))
+        none = torch.empty_like(self.got)  # `look` leaves an empty tensor alone
+        due: Due = self.__dict__.get("_due", Due(none, none, none, none))
+        return due
 
     @property
     def _ordinary(self) -> bool:
@@ -192,7 +205,7 @@ class Comparison:
     @functools.cached_property
     def ratio(self) -> torch.Tensor:
         """Error over the deterministic bound where judged (0/0 is 0), 0 elsewhere."""
-        return self._due_ratio if self.extent.least > 0 else self._over(self.bounded.det)
+        return self._due.ratio if self.extent.least > 0 else self._over(self.bounded.det)
 
     @functools.cached_property
     def ratio_prob(self) -> torch.Tensor:
@@ -234,13 +247,20 @@ class Comparison:
     def difference(self) -> torch.Tensor:
         """What was got less the reference where judged, 0 elsewhere."""
         if self._ordinary:
-            return self._due_difference
-        return self._due_difference.masked_fill(~self.judged, 0.0)
+            return self._due.difference
+        return self._due.difference.masked_fill(~self.judged, 0.0)
 
     @functools.cached_property
     def error(self) -> torch.Tensor:
         """|got - reference| where judged, 0 elsewhere."""
-        return self.difference.abs()
+        return self._due.error if self._ordinary else self.difference.abs()
+
+    @property
+    def signed(self) -> torch.Tensor:
+        """The ratio with the error's sign."""
+        if self.extent.least > 0:
+            return self._due.signed
+        return torch.copysign(self.ratio, self.difference)
 
     def _over(self, bound: torch.Tensor) -> torch.Tensor:
         return (self.error / bound).masked_fill_(self.error == 0, 0.0)
@@ -272,7 +292,8 @@ def look(parts: Iterable[Comparison]) -> None:
     for part, difference in zip(some, differences, strict=True):
         if not part.all_due:
             difference.masked_fill_(~part.due, 0.0)
-    ratios = foreach.ratios(differences, dets)
+    errors, signed = foreach.sizes(differences), foreach.ratios(differences, dets)
+    ratios = foreach.sizes(signed)
     largest = foreach.largest([*ratios, *dets, *gots, *references])
     least = [det.amin() for det in dets]
     overflows = [ok.any() for part in some if (ok := part.bounded.overflow_ok) is not None]
@@ -280,13 +301,12 @@ def look(parts: Iterable[Comparison]) -> None:
     n = len(some)
     ends = [[read[start + i] for start in range(0, 5 * n, n)] for i in range(n)]
     may_overflow = iter(read[5 * n :])
-    for part, (most, *finite), difference, ratio in zip(
-        some, ends, differences, ratios, strict=True
-    ):
+    every = map(Due, differences, errors, ratios, signed)
+    for part, (most, *finite), due in zip(some, ends, every, strict=True):
         overflow = part.bounded.overflow_ok is not None and next(may_overflow)
         ordinary = not overflow and all(map(math.isfinite, finite))
-        known = {"extent": Extent(finite[-1] if ordinary else -math.inf, most)}
-        part.__dict__.update(known, _due_difference=difference, _due_ratio=ratio)
+        extent = Extent(finite[-1] if ordinary else -math.inf, most)
+        part.__dict__.update(extent=extent, _due=due)
 
 
 def look_closer(parts: Iterable[Comparison]) -> None:

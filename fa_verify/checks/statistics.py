@@ -48,7 +48,7 @@ def _facts(parts: Sequence[Comparison]) -> list[tuple[float, ...]]:
         return []
     ratios, biases = [], []
     for part in parts:
-        ratio, signed = part.ratio, torch.copysign(part.ratio, part.difference)
+        ratio, signed = part.ratio, part.signed
         if not part.judges_all:
             ratio, signed = ratio[part.judged], signed[part.judged]
         ratios.append(_some(ratio))

@@ -8,7 +8,7 @@ import functools
 
 import triton
 
-__all__ = ["DKDV", "DQ", "FORWARD", "autotuned"]
+__all__ = ["DKDV", "DQ", "FORWARD", "HOPPER_FORWARD", "autotuned", "described"]
 
 
 def _configs(*rows):  # noqa: ANN002
@@ -29,6 +29,16 @@ FORWARD = {
     (8, 128): _configs((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
     (8, 256): _configs((16, 16, 8, 1), (16, 16, 4, 1)),
 }
+# head_dim: (BLOCK_M, BLOCK_N, num_warps, num_stages, most registers) ...
+# Head dims with a tail need two stages: where a tile of 16 or 32 columns lies at an address known
+# beforehand, ptxas 12.8 (Triton 3.6, 3.7) gets the descriptor of its product wrong.
+HOPPER_FORWARD = {
+    64: ((64, 128, 4, 2, None), (64, 64, 4, 2, 96)),
+    80: ((64, 64, 4, 2, None), (128, 64, 8, 3, None)),
+    96: ((128, 64, 4, 3, None), (64, 64, 4, 2, None)),
+    128: ((64, 128, 4, 1, 168), (64, 64, 4, 3, None)),
+    256: ((64, 128, 4, 1, None), (128, 64, 8, 2, None)),
+}
 DKDV = {
     (2, 128): _configs((64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2), (16, 16, 4, 1)),
     (2, 256): _configs((32, 64, 8, 2), (32, 32, 8, 1), (16, 16, 4, 1)),
@@ -45,6 +55,21 @@ DQ = {
     (8, 128): _configs((32, 32, 8, 1), (16, 32, 8, 1), (16, 16, 4, 1)),
     (8, 256): _configs((16, 16, 8, 1), (16, 16, 4, 1)),
 }
+
+
+def described(table, head_dim, pre_hook):
+    """Configurations of a kernel with descriptors for one head_dim; the hook shapes these."""
+    return [
+        triton.Config(
+            {"BLOCK_M": m, "BLOCK_N": n},
+            num_warps=warps,
+            num_stages=stages,
+            maxnreg=registers,
+            pre_hook=pre_hook,
+        )
+        for m, n, warps, stages, registers in table[head_dim]
+    ]
+
 
 _KEY = ["seqlen_bucket", "BLOCK_D", "TAIL_D", "BLOCK_DV", "TAIL_DV", "HAS_LO", "HAS_HI", "SOFTCAP",
         "DOT_PRECISION", "VECTOR", "BIAS", "BIAS_VECTOR", "ALIBI", "DROPOUT"]  # fmt: skip

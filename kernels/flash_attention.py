@@ -15,7 +15,7 @@ import triton
 
 from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, patterns
 
-from . import configs, dropout, hopper_backward
+from . import configs, dropout, hopper_backward, hopper_forward
 from .arguments import arguments as arguments_of
 from .arguments import blocks_of, of_keys, vector
 from .backward_dkdv import dkdv_kernel
@@ -64,6 +64,9 @@ def attention_forward(
             bias=bias, alibi_slopes=alibi_slopes, dropout_seed=dropout_seed, starts=starts,
             block_mask=block_mask,
         )  # fmt: skip
+        if sinks is None and hopper_forward.fits(problem, arguments, q, k, v):
+            hopper_forward.forward(problem, arguments, q, k, v, o, lse)
+            return Outputs(o, lse)
         kernel = _forward_tuned(arguments, q.element_size())
         kernel[_query_blocks(problem, arguments["documents"])](
             q, k, v, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride()[:3],

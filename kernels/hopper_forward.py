@@ -1,0 +1,223 @@
+"""The forward pass on Hopper: tiles of q, k and v by TMA, small programs, several on each SM.
+
+Same function as forward.py, for what a model trains on most: fp16 or bf16, head dims of 64 to 256,
+no lower limit of the band, no softcap and no further terms. `fits` says whether a problem is such.
+
+What makes it fast: tensor descriptors (no addresses in registers, reads past the end are zeros, so
+no masked loads); P as exp2(s c - m c), one FMA and one exp2 an element; masks only in the blocks
+on the edge; two to four programs on an SM, one's softmax under the others' products, since Triton
+waits for each S before it goes on; causal programs in the order of their work, the heads that run
+at a time few enough for the L2 to hold their keys.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from . import configs
+from .scores import LOG2E, key_range
+
+__all__ = ["fits", "forward"]
+
+_HEAD_DIMS = {64: (64, 0), 80: (64, 16), 96: (64, 32), 128: (128, 0), 256: (256, 0)}
+_LARGEST_SCALE = 2.0**20  # scale * log2(e) * score is finite in float32 for any fp16 q and k
+_L2_SHARE = 24 << 20  # bytes of keys and values of heads that run at a time; half of an H200's L2
+_TMA_STRIDE = 1 << 40  # bytes
+_HOPPER = 9
+_FEATURES = ("HAS_LO", "SOFTCAP", "VARLEN", "SPARSE", "BIAS", "ALIBI", "DROPOUT")
+
+
+@triton.jit
+def _load(tensor, batch, head, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A (ROWS, COLUMNS) tile of one head; what lies outside the tensor reads as 0."""
+    return tensor.load([batch, head, row, column]).reshape(ROWS, COLUMNS)
+
+
+@triton.jit
+def _attend(
+    q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, end, queries, seqlen_k, band_hi,
+    scale_log2, m, l, acc, acc_tail,  # noqa: E741
+    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """(m, l, acc, acc_tail) after the keys from begin to end; masked: only those seen count."""
+    for first_key in tl.range(begin, end, BLOCK_N):
+        k_tile = _load(k, batch, head_kv, first_key, 0, BLOCK_N, BLOCK_D)
+        scores = tl.dot(q_tile, k_tile.T)
+        if TAIL_D > 0:
+            k_tail = _load(k_rest, batch, head_kv, first_key, BLOCK_D, BLOCK_N, TAIL_D)
+            scores = tl.dot(q_tail, k_tail.T, scores)
+        if MASKED:
+            keys = first_key + tl.arange(0, BLOCK_N)
+            visible = (keys < seqlen_k)[None, :]
+            if HAS_HI:
+                visible = visible & (keys[None, :] - queries[:, None] <= band_hi)
+            scores = tl.where(visible, scores, float("-inf"))
+        m_new = tl.maximum(m, tl.max(scores, 1))
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet
+        p = tl.exp2(scores * scale_log2 - (shift * scale_log2)[:, None])
+        rescale = tl.exp2((m - shift) * scale_log2)
+        l = l * rescale + tl.sum(p, 1)  # noqa: E741
+        v_tile = _load(v, batch, head_kv, first_key, 0, BLOCK_N, BLOCK_D)
+        weights = p.to(v_tile.dtype)
+        acc = tl.dot(weights, v_tile, acc * rescale[:, None])
+        if TAIL_D > 0:
+            v_tail = _load(v_rest, batch, head_kv, first_key, BLOCK_D, BLOCK_N, TAIL_D)
+            acc_tail = tl.dot(weights, v_tail, acc_tail * rescale[:, None])
+        m = m_new
+    return m, l, acc, acc_tail
+
+
+@triton.jit
+def _store(head, queries, seqlen_q, stride_om, column, head_dim, tile, COLUMNS: tl.constexpr):
+    """Rows of o, from one column on."""
+    columns = column + tl.arange(0, COLUMNS)
+    pointers = head + queries.to(tl.int64)[:, None] * stride_om + columns[None, :]
+    inside = (queries < seqlen_q)[:, None] & (columns < head_dim)[None, :]
+    tl.store(pointers, tile.to(head.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=("group", "seqlen_q", "seqlen_k", "band_hi", "together"))
+def hopper_forward_kernel(
+    q, k, v, q_rest, k_rest, v_rest, o, lse, stride_ob, stride_oh, stride_om,
+    sequences, heads_q, group, seqlen_q, seqlen_k, head_dim, band_hi, together, softmax_scale,
+    seqlen_bucket,  # noqa: ARG001 (the autotuner's)
+    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Write o and lse of BLOCK_M queries of one head.
+
+    The tensors and numbers that need a word:
+        q, k, v: Descriptors of (batch, heads, seqlen, head_dim), blocks (1, 1, rows, BLOCK_D);
+            q_rest, k_rest, v_rest: of the same with blocks of TAIL_D columns, None without a tail.
+        o: (batch, heads_q, seqlen_q, head_dim), head_dim contiguous.
+        lse: (batch, heads_q, seqlen_q) float32, contiguous, natural logarithm.
+        sequences: Batch times heads_q.
+        band_hi: Query i sees key j when ``j - i <= band_hi``; read only under HAS_HI.
+        together: Heads whose programs are interleaved, under HAS_HI.
+        softmax_scale: Above 0.
+
+    Accumulates in float32; P is rounded to v's dtype before P V.
+    """
+    blocks = tl.cdiv(seqlen_q, BLOCK_M)
+    program = tl.program_id(0)
+    if HAS_HI:  # the longest rows of some heads, the next longest, ...
+        first_sequence = program // (together * blocks) * together
+        heads = tl.minimum(together, sequences - first_sequence)
+        turn = program - first_sequence * blocks
+        sequence = first_sequence + turn % heads
+        first_query = (blocks - 1 - turn // heads) * BLOCK_M
+    else:
+        sequence = program // blocks
+        first_query = program % blocks * BLOCK_M
+    batch = sequence // heads_q
+    head_q = sequence % heads_q
+    head_kv = head_q // group
+    queries = first_query + tl.arange(0, BLOCK_M)
+    q_tile = _load(q, batch, head_q, first_query, 0, BLOCK_M, BLOCK_D)
+    q_tail = q_tile
+    if TAIL_D > 0:
+        q_tail = _load(q_rest, batch, head_q, first_query, BLOCK_D, BLOCK_M, TAIL_D)
+    begin, interior_end, end = key_range(
+        first_query, seqlen_q, seqlen_k, 0, band_hi, False, HAS_HI, BLOCK_M, BLOCK_N
+    )
+
+    m = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    l = tl.zeros((BLOCK_M,), dtype=tl.float32)  # noqa: E741
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    acc_tail = tl.zeros((BLOCK_M, TAIL_D if TAIL_D > 0 else 16), dtype=tl.float32)
+    scale_log2 = softmax_scale * LOG2E
+    m, l, acc, acc_tail = _attend(  # noqa: E741
+        q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, queries,
+        seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail,
+        BLOCK_D, TAIL_D, HAS_HI, False, BLOCK_N,
+    )  # fmt: skip
+    m, l, acc, acc_tail = _attend(  # noqa: E741
+        q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, interior_end, end, queries,
+        seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail,
+        BLOCK_D, TAIL_D, HAS_HI, True, BLOCK_N,
+    )  # fmt: skip
+
+    empty = l == 0.0  # a fully masked row (the largest p of any other is 1): o = 0, lse = -inf
+    l = tl.where(empty, 1.0, l)  # noqa: E741
+    o_head = o + batch.to(tl.int64) * stride_ob + head_q.to(tl.int64) * stride_oh
+    share = (1.0 / l)[:, None]
+    _store(o_head, queries, seqlen_q, stride_om, 0, head_dim, acc * share, BLOCK_D)
+    if TAIL_D > 0:
+        _store(o_head, queries, seqlen_q, stride_om, BLOCK_D, head_dim, acc_tail * share, TAIL_D)
+    row_lse = tl.where(empty, float("-inf"), m * softmax_scale + tl.log(l))
+    lse_head = lse + sequence.to(tl.int64) * seqlen_q
+    tl.store(lse_head + queries, row_lse, mask=queries < seqlen_q)
+
+
+def fits(problem, arguments, q, k, v):
+    """Whether the kernel takes a problem; `arguments` are those of the general kernel."""
+    return (
+        problem.dtype != "float32"
+        and problem.head_dim in _HEAD_DIMS
+        and problem.head_dim_v == problem.head_dim
+        and problem.seqlen_k > 0
+        and 0 < problem.scale <= _LARGEST_SCALE
+        and not any(arguments[name] for name in _FEATURES)
+        and arguments["VECTOR"] > 1
+        and all(_descriptor_fits(x) for x in (q, k, v))
+        and torch.cuda.get_device_capability(q.device)[0] == _HOPPER
+    )
+
+
+def _descriptor_fits(tensor):
+    """Whether strides are such as a tensor map takes; VECTOR saw to their alignment."""
+    most = _TMA_STRIDE // tensor.element_size()
+    return all(0 < stride < most for stride in tensor.stride()[:3])
+
+
+def forward(problem, arguments, q, k, v, o, lse):
+    """Compute o and lse, which are given empty, of a problem that `fits`.
+
+    Args:
+        problem: The problem.
+        arguments: Those of the general kernel.
+        q: (batch, heads_q, seqlen_q, head_dim).
+        k: (batch, heads_kv, seqlen_k, head_dim).
+        v: As k.
+        o: As q.
+        lse: (batch, heads_q, seqlen_q) float32, contiguous.
+    """
+    block_d, tail_d = _HEAD_DIMS[problem.head_dim]
+    sequences = problem.batch * problem.heads_q
+    keys = 2 * problem.seqlen_k * problem.head_dim * k.element_size()  # bytes, and values
+    rest = [None] * 3
+    if tail_d:
+        rest = [_described(x, tail_d) for x in (q, k, v)]
+    kernel = _tuned(problem.head_dim)
+    kernel[lambda meta: (triton.cdiv(problem.seqlen_q, meta["BLOCK_M"]) * sequences,)](
+        *(_described(x, block_d) for x in (q, k, v)), *rest, o, lse, *o.stride()[:3],
+        sequences, problem.heads_q, problem.group, problem.seqlen_q, problem.seqlen_k,
+        problem.head_dim, arguments["band_hi"],
+        min(max(_L2_SHARE // keys, 1) * problem.group, sequences),
+        problem.scale, arguments["seqlen_bucket"],
+        BLOCK_D=block_d, TAIL_D=tail_d, HAS_HI=arguments["HAS_HI"],
+    )  # fmt: skip
+
+
+def _described(tensor, columns):
+    """A descriptor of blocks of columns; the configuration says of how many rows."""
+    return TensorDescriptor.from_tensor(tensor, [1, 1, 1, columns])
+
+
+def _set_rows(arguments):
+    """Give descriptors the blocks of a configuration, before it is launched."""
+    for rows, names in (("BLOCK_M", ("q", "q_rest")), ("BLOCK_N", ("k", "v", "k_rest", "v_rest"))):
+        for name in names:
+            if arguments[name] is not None:
+                arguments[name].block_shape[2] = arguments[rows]
+
+
+@functools.cache
+def _tuned(head_dim):
+    """The kernel, autotuned over the configurations of a head_dim."""
+    found = configs.described(configs.HOPPER_FORWARD, head_dim, _set_rows)
+    return triton.autotune(found, key=["seqlen_bucket", "HAS_HI"])(hopper_forward_kernel)

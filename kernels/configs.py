@@ -30,14 +30,13 @@ FORWARD = {
     (8, 256): _configs((16, 16, 8, 1), (16, 16, 4, 1)),
 }
 # head_dim: (BLOCK_M, BLOCK_N, num_warps, num_stages, most registers) ...
-# Head dims with a tail need two stages: where a tile of 16 or 32 columns lies at an address known
-# beforehand, ptxas 12.8 (Triton 3.6, 3.7) gets the descriptor of its product wrong.
+# Head dims with a tail need two stages (see hopper_forward.py).
 HOPPER_FORWARD = {
-    64: ((64, 128, 4, 2, None), (64, 64, 4, 2, 96)),
-    80: ((64, 64, 4, 2, None), (128, 64, 8, 3, None)),
-    96: ((128, 64, 4, 3, None), (64, 64, 4, 2, None)),
-    128: ((64, 128, 4, 1, 168), (64, 64, 4, 3, None)),
-    256: ((64, 128, 4, 1, None), (128, 64, 8, 2, None)),
+    64: ((64, 128, 4, 2, None), (64, 64, 4, 2, None), (128, 64, 4, 3, 168)),
+    80: ((64, 64, 4, 2, None), (128, 64, 8, 3, None), (128, 64, 4, 3, None)),
+    96: ((128, 64, 8, 3, None), (64, 64, 4, 2, None), (128, 64, 4, 3, None)),
+    128: ((64, 128, 4, 1, 168), (64, 64, 4, 3, None), (128, 64, 8, 2, 128)),
+    256: ((64, 128, 4, 1, None), (128, 64, 8, 2, None), (64, 64, 4, 1, None)),
 }
 DKDV = {
     (2, 128): _configs((64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2), (16, 16, 4, 1)),

@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import configs
 from .scores import LOG2E, key_range
+from .tuned import Tuned
 
 __all__ = ["fits", "forward"]
 
@@ -37,19 +38,32 @@ def _load(tensor, batch, head, row, column, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 
 @triton.jit
+def _tail_scores(
+    q_tail, k_rest, batch, head_kv, first_key,
+    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What the tail of head_dim adds to the scores of a block of keys."""
+    return tl.dot(q_tail, _load(k_rest, batch, head_kv, first_key, BLOCK_D, BLOCK_N, TAIL_D).T)
+
+
+@triton.jit
 def _attend(
     q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, end, queries, seqlen_k, band_hi,
-    scale_log2, m, l, acc, acc_tail,  # noqa: E741
+    scale_log2, m, l, acc, acc_tail, tail_scores,  # noqa: E741
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """(m, l, acc, acc_tail) after the keys from begin to end; masked: only those seen count."""
-    for first_key in tl.range(begin, end, BLOCK_N):
+    """(m, l, acc, acc_tail, tail_scores) after the keys from begin to end.
+
+    MASKED: only those seen count. tail_scores are those of the block at begin, then of that at end:
+    asked for a block ahead, and started from, they cost no wait of their own.
+    """
+    # A tail needs two stages also here: where a tile of 16 or 32 columns lies at an address known
+    # beforehand, ptxas 12.8 (Triton 3.6, 3.7) gets the descriptor of its product wrong.
+    STAGES: tl.constexpr = 1 if MASKED and TAIL_D == 0 else None
+    for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         k_tile = _load(k, batch, head_kv, first_key, 0, BLOCK_N, BLOCK_D)
-        scores = tl.dot(q_tile, k_tile.T)
-        if TAIL_D > 0:
-            k_tail = _load(k_rest, batch, head_kv, first_key, BLOCK_D, BLOCK_N, TAIL_D)
-            scores = tl.dot(q_tail, k_tail.T, scores)
+        scores = tl.dot(q_tile, k_tile.T, tail_scores) if TAIL_D > 0 else tl.dot(q_tile, k_tile.T)
         if MASKED:
             keys = first_key + tl.arange(0, BLOCK_N)
             visible = (keys < seqlen_k)[None, :]
@@ -67,8 +81,11 @@ def _attend(
         if TAIL_D > 0:
             v_tail = _load(v_rest, batch, head_kv, first_key, BLOCK_D, BLOCK_N, TAIL_D)
             acc_tail = tl.dot(weights, v_tail, acc_tail * rescale[:, None])
+            tail_scores = _tail_scores(
+                q_tail, k_rest, batch, head_kv, first_key + BLOCK_N, BLOCK_D, TAIL_D, BLOCK_N
+            )
         m = m_new
-    return m, l, acc, acc_tail
+    return m, l, acc, acc_tail, tail_scores
 
 
 @triton.jit
@@ -80,7 +97,13 @@ def _store(head, queries, seqlen_q, stride_om, column, head_dim, tile, COLUMNS: 
     tl.store(pointers, tile.to(head.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=("group", "seqlen_q", "seqlen_k", "band_hi", "together"))
+# Compiling again for a length or a number of heads that is 1 or a multiple of 16 buys nothing.
+_RUNTIME = (
+    "sequences", "heads_q", "group", "seqlen_q", "seqlen_k", "band_hi", "together", "seqlen_bucket",
+)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_RUNTIME)
 def hopper_forward_kernel(
     q, k, v, q_rest, k_rest, v_rest, o, lse, stride_ob, stride_oh, stride_om,
     sequences, heads_q, group, seqlen_q, seqlen_k, head_dim, band_hi, together, softmax_scale,
@@ -130,14 +153,17 @@ def hopper_forward_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     acc_tail = tl.zeros((BLOCK_M, TAIL_D if TAIL_D > 0 else 16), dtype=tl.float32)
     scale_log2 = softmax_scale * LOG2E
-    m, l, acc, acc_tail = _attend(  # noqa: E741
+    tail_scores = 0.0
+    if TAIL_D > 0:
+        tail_scores = _tail_scores(q_tail, k_rest, batch, head_kv, begin, BLOCK_D, TAIL_D, BLOCK_N)
+    m, l, acc, acc_tail, tail_scores = _attend(  # noqa: E741
         q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, queries,
-        seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail,
+        seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,
         BLOCK_D, TAIL_D, HAS_HI, False, BLOCK_N,
     )  # fmt: skip
-    m, l, acc, acc_tail = _attend(  # noqa: E741
+    m, l, acc, acc_tail, tail_scores = _attend(  # noqa: E741
         q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, interior_end, end, queries,
-        seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail,
+        seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,
         BLOCK_D, TAIL_D, HAS_HI, True, BLOCK_N,
     )  # fmt: skip
 
@@ -220,4 +246,4 @@ def _set_rows(arguments):
 def _tuned(head_dim):
     """The kernel, autotuned over the configurations of a head_dim."""
     found = configs.described(configs.HOPPER_FORWARD, head_dim, _set_rows)
-    return triton.autotune(found, key=["seqlen_bucket", "HAS_HI"])(hopper_forward_kernel)
+    return Tuned(hopper_forward_kernel, found, ["head_dim", "HAS_HI", "seqlen_bucket"])

@@ -66,7 +66,7 @@ def agree(outputs, want, of):
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-@pytest.mark.parametrize("config", [0, 1])
+@pytest.mark.parametrize("config", [0, 1, 2])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mask", [Mask(), CAUSAL], ids=["full", "causal"])
 def test_head_dims(kernels, head_dim, config, dtype, mask):
@@ -91,7 +91,7 @@ def test_head_dims(kernels, head_dim, config, dtype, mask):
     ],
 )  # fmt: skip
 def test_lengths_masks_and_strides(kernels, of):
-    for config in (0, 1):
+    for config in (0, 1, 2):
         outputs, kernel, given = run(kernels, of, config)
         assert kernel == FAST
         agree(outputs, formula(of, *given), of)

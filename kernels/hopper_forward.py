@@ -12,12 +12,11 @@ at a time few enough for the L2 to hold their keys.
 
 import functools
 
-import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import configs
+from .descriptors import columns, describable, hopper
 from .scores import LOG2E, key_range
 from .tuned import Tuned
 
@@ -26,8 +25,6 @@ __all__ = ["fits", "forward"]
 _HEAD_DIMS = {64: (64, 0), 80: (64, 16), 96: (64, 32), 128: (128, 0), 256: (256, 0)}
 _LARGEST_SCALE = 2.0**20  # scale * log2(e) * score is finite in float32 for any fp16 q and k
 _L2_SHARE = 24 << 20  # bytes of keys and values of heads that run at a time; half of an H200's L2
-_TMA_STRIDE = 1 << 40  # bytes
-_HOPPER = 9
 _FEATURES = ("HAS_LO", "SOFTCAP", "VARLEN", "SPARSE", "BIAS", "ALIBI", "DROPOUT")
 
 
@@ -189,15 +186,9 @@ def fits(problem, arguments, q, k, v):
         and 0 < problem.scale <= _LARGEST_SCALE
         and not any(arguments[name] for name in _FEATURES)
         and arguments["VECTOR"] > 1
-        and all(_descriptor_fits(x) for x in (q, k, v))
-        and torch.cuda.get_device_capability(q.device)[0] == _HOPPER
+        and describable(q, k, v)
+        and hopper()
     )
-
-
-def _descriptor_fits(tensor):
-    """Whether strides are such as a tensor map takes; VECTOR saw to their alignment."""
-    most = _TMA_STRIDE // tensor.element_size()
-    return all(0 < stride < most for stride in tensor.stride()[:3])
 
 
 def forward(problem, arguments, q, k, v, o, lse):
@@ -215,12 +206,10 @@ def forward(problem, arguments, q, k, v, o, lse):
     block_d, tail_d = _HEAD_DIMS[problem.head_dim]
     sequences = problem.batch * problem.heads_q
     keys = 2 * problem.seqlen_k * problem.head_dim * k.element_size()  # bytes, and values
-    rest = [None] * 3
-    if tail_d:
-        rest = [_described(x, tail_d) for x in (q, k, v)]
+    tiles, tails = zip(*(columns(x, 1, block_d, tail_d) for x in (q, k, v)), strict=True)
     kernel = _tuned(problem.head_dim)
     kernel[lambda meta: (triton.cdiv(problem.seqlen_q, meta["BLOCK_M"]) * sequences,)](
-        *(_described(x, block_d) for x in (q, k, v)), *rest, o, lse, *o.stride()[:3],
+        *tiles, *tails, o, lse, *o.stride()[:3],
         sequences, problem.heads_q, problem.group, problem.seqlen_q, problem.seqlen_k,
         problem.head_dim, arguments["band_hi"],
         min(max(_L2_SHARE // keys, 1) * problem.group, sequences),
@@ -229,13 +218,8 @@ def forward(problem, arguments, q, k, v, o, lse):
     )  # fmt: skip
 
 
-def _described(tensor, columns):
-    """A descriptor of blocks of columns; the configuration says of how many rows."""
-    return TensorDescriptor.from_tensor(tensor, [1, 1, 1, columns])
-
-
 def _set_rows(arguments):
-    """Give descriptors the blocks of a configuration, before it is launched."""
+    """Give the descriptors the rows of a configuration, before it is launched."""
     for rows, names in (("BLOCK_M", ("q", "q_rest")), ("BLOCK_N", ("k", "v", "k_rest", "v_rest"))):
         for name in names:
             if arguments[name] is not None:

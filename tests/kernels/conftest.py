@@ -60,6 +60,8 @@ def on_the_cpu(kernels, monkeypatch):
         monkeypatch.setattr(operators, name, executed(getattr(operators, name)))
     decoding = kernels("decode_attention")
     monkeypatch.setattr(decoding, "attention_with_cache", executed(decoding.attention_with_cache))
+    fp8 = kernels("attention_fp8")
+    monkeypatch.setattr(fp8, "attention_forward_fp8", executed(fp8.attention_forward_fp8))
     for module in (operators, kernels("sdpa")):
         monkeypatch.setattr(module, "triton_runs_on", lambda device_type: device_type == "cpu")
     return ran

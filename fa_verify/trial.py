@@ -175,9 +175,24 @@ class Trial:
     @functools.cached_property
     def forward_bounds(self) -> tuple[Bounded, Bounded]:
         """Exact o and lse, and how far off a right kernel may be."""
-        x, arithmetic = self.pristine, self.kernel.arithmetic
+        x = self.pristine
         return bounds.bound_forward(
-            self.case.problem, arithmetic, x.q, x.k, x.v, terms=self.terms, d=TENSOR_RISK
+            self.case.problem,
+            self.kernel.arithmetic,
+            x.q,
+            x.k,
+            x.v,
+            terms=self.terms,
+            known=self._known,
+            d=TENSOR_RISK,
+        )
+
+    @functools.cached_property
+    def _known(self) -> bounds.Known:
+        """What the bounds of both passes need of the inputs."""
+        x = self.pristine
+        return bounds.known_operands(
+            self.case.problem, self.kernel.arithmetic, x.q, x.k, x.v, x.do, terms=self.terms
         )
 
     @functools.cached_property
@@ -227,6 +242,7 @@ class Trial:
             x.v,
             x.do,
             terms=self.terms,
+            known=self._known,
             o=observed.get("o"),
             lse=observed.get("lse"),
             d=TENSOR_RISK,

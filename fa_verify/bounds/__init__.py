@@ -12,9 +12,10 @@ from fa_verify.bounds.formats import FLOAT32, FORMATS
 from fa_verify.bounds.forward import Forward, forward_det
 from fa_verify.bounds.forward import reach as forward_reach
 from fa_verify.bounds.further import sink_gradient
-from fa_verify.bounds.inputs import Inputs, inputs, operand_models
+from fa_verify.bounds.inputs import Inputs, few_enough, variants
 from fa_verify.bounds.looks import Source, refiner_of_gradient, refiner_of_o
 from fa_verify.bounds.lse_bias import lse_allowance, rounds_to_nearest
+from fa_verify.bounds.model import Model
 from fa_verify.bounds.nearest import nearest
 from fa_verify.bounds.noise import Noise, Observed, noise_of
 from fa_verify.bounds.order import dq_spread
@@ -24,29 +25,49 @@ from fa_verify.reference import by_kv_head
 from fa_verify.terms import NO_TERMS, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
     from fa_verify.arithmetic import Arithmetic
     from fa_verify.bounds.backward import Backward
-    from fa_verify.bounds.model import Model
     from fa_verify.bounds.rows import Rows
     from fa_verify.problem import Problem
 
 __all__ = [
     "FORMATS",
     "Bounded",
+    "Known",
     "Noise",
     "Observed",
     "bound_backward",
     "bound_forward",
     "dq_spread",
+    "known_operands",
     "nearest",
     "noise_of",
     "rounded_models",
     "self_normalised",
 ]
+
+
+Known = tuple[tuple[Model, Inputs], ...]
+
+
+def known_operands(  # noqa: PLR0917 -- the operands of attention, in their usual order
+    problem: Problem,
+    arithmetic: Arithmetic,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor | None,
+    *,
+    terms: Terms = NO_TERMS,
+) -> Known:
+    """What the bounds of both passes need of the operands; nothing of a large problem's."""
+    if not few_enough(problem):
+        return ()
+    return tuple(variants(problem, arithmetic, q, k, v, do, terms=terms))
 
 
 def bound_forward(
@@ -57,6 +78,7 @@ def bound_forward(
     v: Tensor,
     *,
     terms: Terms = NO_TERMS,
+    known: Known = (),
     d: float = 1e-6,
 ) -> tuple[Bounded, Bounded]:
     """Bound o and lse.
@@ -68,12 +90,13 @@ def bound_forward(
         k: (batch, heads_kv, seqlen_k, head_dim).
         v: (batch, heads_kv, seqlen_k, head_dim_v).
         terms: What the problem has beside them.
+        known: All of that as `known_operands` has it, if it is kept.
         d: Probability with which a right kernel may break one tensor's `prob`.
 
     Returns:
         o and lse.
     """
-    model, given, exact = _forward(problem, arithmetic, q, k, v, terms)
+    model, given, exact = _forward(known or variants(problem, arithmetic, q, k, v, terms=terms))
     refiner = None
     if problem.dot_precision != "tf32":
         source = Source(model, given, forward_reach(model, given), exact.o_bound, exact.tile)
@@ -106,6 +129,7 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
     do: Tensor,
     *,
     terms: Terms = NO_TERMS,
+    known: Known = (),
     o: Tensor | None = None,
     lse: Tensor | None = None,
     d: float = 1e-6,
@@ -123,6 +147,7 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
         v: (batch, heads_kv, seqlen_k, head_dim_v).
         do: (batch, heads_q, seqlen_q, head_dim_v).
         terms: What the problem has beside them.
+        known: All of that as `known_operands` has it, if it is kept.
         o: The kernel's o, shaped as do.
         lse: The kernel's lse, natural logarithm, (batch, heads_q, seqlen_q).
         d: Probability with which a right kernel may break one tensor's `prob`.
@@ -133,21 +158,21 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
     seen_o = None if o is None else Seen(by_kv_head(problem, o), None)
     seen_lse = None if lse is None else Seen(by_kv_head(problem, lse), None)
     if seen_o is None or seen_lse is None:
-        _, _, exact = _forward(problem, arithmetic, q, k, v, terms)
+        of_forward = known or variants(problem, arithmetic, q, k, v, terms=terms)
+        _, _, exact = _forward(of_forward)
         seen_o = seen_o or Seen(exact.o, exact.o_bound)
         seen_lse = seen_lse or Seen(exact.lse, exact.lse_bound)
     rows = row_statistics(problem, arithmetic, do, seen_o, seen_lse, terms)
-    variants = list(operand_models(problem, arithmetic, q, k, v, do))
-    model, operands = variants[0]
-    given = inputs(problem, *operands, terms=terms)
+    every = known or variants(problem, arithmetic, q, k, v, do, terms=terms)
+    (model, given), *others = every
     union = first = backward_det(model, given, rows)
-    for other, operands in variants[1:]:
-        union = union.joined(backward_det(other, inputs(problem, *operands, terms=terms), rows))
+    for other, of_other in others:
+        union = union.joined(backward_det(other, of_other, rows))
 
     def bounded(name: Literal["dq", "dk", "dv"], shape: tuple[int, ...]) -> Bounded:
         bound = getattr(union, f"{name}_bound")
         refiner = None
-        if len(variants) == 1:
+        if not others:
             source = Source(model, given, first.top, bound, first.tile)
             refiner = refiner_of_gradient(source, rows, name, d)
         return rounded(
@@ -182,13 +207,11 @@ def _further(model: Model, rows: Rows, found: Backward, terms: Terms) -> Iterato
         yield rounded(name="dsinks", reference=exact, bound=bound, out=FLOAT32, shape=shape)
 
 
-def _forward(  # noqa: PLR0917
-    problem: Problem, arithmetic: Arithmetic, q: Tensor, k: Tensor, v: Tensor, terms: Terms
-) -> tuple[Model, Inputs, Forward]:
+def _forward(known: Iterable[tuple[Model, Inputs]]) -> tuple[Model, Inputs, Forward]:
     """Bound the forward pass under every operand model; the model and inputs are the exact ones."""
-    (model, operands), *others = operand_models(problem, arithmetic, q, k, v)
-    given = inputs(problem, *operands, terms=terms)
+    every = iter(known)
+    model, given = next(every)
     union = forward_det(model, given)
-    for other, operands in others:
-        union = union.joined(forward_det(other, inputs(problem, *operands, terms=terms)))
+    for other, of_other in every:
+        union = union.joined(forward_det(other, of_other))
     return model, given, union

@@ -28,10 +28,12 @@ __all__ = [
     "Block",
     "Inputs",
     "expm1_bound",
+    "few_enough",
     "inputs",
     "keeps",
     "operand_models",
     "spread",
+    "variants",
     "with_column",
 ]
 
@@ -163,8 +165,12 @@ class Inputs:
 
 def keeps(problem: Problem, tile: Tile) -> bool:
     """Whether what is found of a tile's elements is kept: later looks then take it from there."""
-    logits = problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k
-    return logits <= _KEPT and tile.holds_all(problem)
+    return few_enough(problem) and tile.holds_all(problem)
+
+
+def few_enough(problem: Problem) -> bool:
+    """Whether its operands and elements may be kept."""
+    return problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k <= _KEPT
 
 
 def inputs(
@@ -211,6 +217,22 @@ def operand_models(
     yield Model(problem, arithmetic, True), truncated
     yield Model(problem, arithmetic, False), even
     yield Model(problem, arithmetic, False), away
+
+
+def variants(  # noqa: PLR0917 -- the operands of attention, in their usual order
+    problem: Problem,
+    arithmetic: Arithmetic,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    do: Tensor | None = None,
+    *,
+    terms: Terms = NO_TERMS,
+) -> Iterator[tuple[Model, Inputs]]:
+    """Yield what the dots may read, the exact operands first; (B20)."""
+    tensors = (q, k, v) if do is None else (q, k, v, do)
+    for model, operands in operand_models(problem, arithmetic, *tensors):
+        yield model, inputs(problem, *operands, terms=terms)
 
 
 def with_column(x: Tensor, column: Tensor | float) -> Tensor:

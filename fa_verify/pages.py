@@ -5,6 +5,7 @@ The rest of the harness does not know of it: a kernel's `forward` calls it on wh
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from fa_verify import ttir
 from fa_verify.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
     from torch import Tensor
 
@@ -25,6 +28,8 @@ NOWHERE = 0x7FFF_0000
 """Number of no page: what the table holds past a sequence's last page."""
 
 _UNUSED = 3  # pages of the pool that belong to no sequence
+_FAR = 1 << 32  # elements of a pool, half of whose pages 32 bits do not reach
+_MOST = 1 << 22  # pages: something is kept of each
 
 
 class Pages(NamedTuple):
@@ -57,6 +62,8 @@ def paged(
     sequence are NaN, and memory that nobody wrote to the CPU executor, which names the line that
     reads there; table entries past a sequence's last page are `NOWHERE`, far outside the pool.
 
+    Where offsets into k or v need 64 bits, so do those into the pools, on the CPU executor.
+
     Args:
         problem: The case's problem.
         k: (batch, heads_kv, seqlen_k, head_dim), any strides.
@@ -83,7 +90,12 @@ def paged(
     if evict:
         kept[:] = False
         kept[pages[np.tile(_seen(problem), problem.batch)]] = True
-    order = np.random.default_rng(seed).permutation(int(kept.sum()) + _UNUSED)
+    count = int(kept.sum()) + _UNUSED
+    spans = problem.layout_k.span(problem.shape_k), problem.layout_v.span(problem.shape_v)
+    if max(spans) > 1 << 31 and ttir.running():
+        page = page_size * problem.heads_kv * max(problem.head_dim, problem.head_dim_v)
+        count = max(count, min(_FAR // page, _MOST))
+    order = np.random.default_rng(seed).permutation(count)
     numbers = np.full(len(kept), order[-1])
     numbers[kept] = order[: kept.sum()]
     table = np.full((len(lengths), int(counts.max(initial=0)) + 1), NOWHERE, dtype=np.int32)
@@ -121,12 +133,19 @@ def _seen(problem: Problem) -> npt.NDArray[np.bool_]:
 
 
 def _pool(x: Tensor, there: Tensor, slots: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The rows of x that are there, each in its slot, among NaN."""
+    """The rows of x that are there, each in its slot, among poison."""
     _, heads, _, head_dim = x.shape
-    pool = x.new_full((*shape, heads, head_dim), torch.nan)
+    full = (*shape, heads, head_dim)
+    # So large a pool takes memory only where its pages are in use.
+    pool = x.new_empty(full) if _sparse(full) else x.new_full(full, torch.nan)
     rows = x.transpose(1, 2).reshape(-1, heads, head_dim)
     pool.view(-1, heads, head_dim)[slots.to(x.device)] = rows[there.to(x.device)]
     return pool
+
+
+def _sparse(shape: Sequence[int]) -> bool:
+    """Whether a pool is one that offsets of 32 bits do not reach, nearly all of it a hole."""
+    return math.prod(shape) > 1 << 31
 
 
 def _tell(
@@ -139,12 +158,16 @@ def _tell(
     run = ttir.running()
     if run is None:
         return
+    own = torch.from_numpy(owners if problem.batch > 1 else np.minimum(owners, 0))
+    heads = torch.arange(problem.heads_kv)
     for name, pool in pools.items():
-        for page, count in enumerate(held):
-            if count < pool.shape[1]:
-                run.declare(pool[page, count:], f"holes of {name}'s pages", written=False)
+        if _sparse(pool.shape):
+            run.declare(pool, f"{name}'s pages", written=False)
+            for page in np.flatnonzero(held):
+                run.declare(pool[page, : held[page]], f"{name}'s pages", written=True)
+            continue
+        for page in np.flatnonzero(held < pool.shape[1]):
+            run.declare(pool[page, held[page] :], f"holes of {name}'s pages", written=False)
         if problem.batch * problem.heads_q > 1:
-            heads = torch.arange(problem.heads_kv)[None, None, :, None]
-            own = torch.from_numpy(owners if problem.batch > 1 else np.minimum(owners, 0))
-            labels = own[:, None, None, None] * problem.heads_kv + heads
-            run.label(pool, name, torch.where(own[:, None, None, None] < 0, -1, labels))
+            labels = torch.where(own[:, None] < 0, -1, own[:, None] * problem.heads_kv + heads)
+            run.label(pool, name, labels[:, None, :, None])

@@ -18,7 +18,7 @@ from .decode import decode_kernel
 
 __all__ = ["attention_with_cache", "contiguous_kernel", "paged_kernel"]
 
-INVARIANT_KEYS = 512  # keys a split where the split may depend on nothing else
+FETCH = 2
 SMALLEST_SPLIT = 128  # keys below which a further split of a busy card costs more than it saves
 MOST_QUERIES = 16  # of what is called decoding
 
@@ -99,7 +99,8 @@ def attention_with_cache(
     block_n, warps, stages = TILES[element_size, 128 if narrow else 256]
     if page_size:  # numbers of pages are loaded ahead too, and each kind of load takes half
         stages = 2 * stages - 1
-    block_m = _block_m(seqlen_q * group, element_size, narrow=narrow, fixed=split_keys is not None)
+    invariant = split_keys is not None
+    block_m = _block_m(seqlen_q * group, element_size, narrow=narrow, fixed=invariant)
     if block_m == 128:
         warps = 8
     left, right = (seqlen_q + seqlen_k if size < 0 else min(size, seqlen_q + seqlen_k)
@@ -117,6 +118,7 @@ def attention_with_cache(
     block_d, tail_d, padded_d = split_columns(head_dim)
     block_dv, tail_dv, padded_dv = split_columns(head_dim_v)
     dependent = _dependent_launches()
+    width = vector(q, k_cache, v_cache)
     scale = clamped_scale(head_dim**-0.5 if softmax_scale is None else softmax_scale)
     decode_kernel[(tiles * splits,)](
         q, k_cache, v_cache, into, into_lse, cu_seqlens_q, cache_lengths, block_table,
@@ -129,12 +131,13 @@ def attention_with_cache(
         BLOCK_DV=block_dv, TAIL_DV=tail_dv, PADDED_DV=padded_dv,
         HAS_LO=has_lo, HAS_HI=has_hi, BOTTOM_RIGHT=alignment == "bottom-right",
         SOFTCAP=softcap > 0, DOT_PRECISION=precision,
-        VECTOR=vector(q, k_cache, v_cache),
-        PAGE_SIZE=page_size, DEPENDENTS=splits > 1 and dependent, BLOCK_M=block_m, BLOCK_N=block_n,
+        VECTOR=width,
+        PAGE_SIZE=page_size, DEPENDENTS=splits > 1 and dependent,
+        FETCH=FETCH if dependent and width > 1 else 0, BLOCK_M=block_m, BLOCK_N=block_n,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
-        combine(into, into_lse, o, lse, dependent=dependent)
+        combine(into, into_lse, o, lse, dependent=dependent, invariant=invariant)
     return o, lse
 
 
@@ -280,7 +283,8 @@ def paged_kernel(name, page_size, *, prefill=False, evict=True, num_splits=None,
     )
 
 
+# Splits that fill a card are few where keys are few: more of them, empty ones too, in the others.
 decode = contiguous_kernel("decode")
-decode_invariant = contiguous_kernel("decode_invariant", split_keys=INVARIANT_KEYS)
-decode_paged = paged_kernel("decode_paged", 16)
+decode_invariant = contiguous_kernel("decode_invariant", split_keys=64)
+decode_paged = paged_kernel("decode_paged", 16, num_splits=5)
 prefill_paged = paged_kernel("prefill_paged", 64, prefill=True)

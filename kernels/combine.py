@@ -22,7 +22,7 @@ def combine_kernel(
     """Write BLOCK_DV columns of one row of o, and its lse.
 
     A part whose lse is -inf saw no key: it weighs nothing, whatever its o is. BLOCK_S parts are
-    summed as a tree, the blocks in order, so that further parts of -inf change no bit.
+    summed as a tree, the blocks in order: further parts of -inf change no bit.
 
     The tensors and numbers that need a word:
         part_o: (splits, batch, heads, seqlen, head_dim) float32, contiguous; part_lse without
@@ -70,10 +70,12 @@ def combine_kernel(
     tl.store(lse + row, row_lse, mask=first_column == 0)
 
 
-BLOCK_S, BLOCK_DV, WARPS = 64, 64, 4  # a tile takes 32 registers of each thread
+# Up to so many parts: BLOCK_S, BLOCK_DV, num_warps. A tile takes 32 registers of each thread.
+TILES = {16: (16, 128, 2), 32: (32, 128, 4), 1 << 31: (64, 64, 4)}
+INVARIANT = TILES[32]
 
 
-def combine(part_o, part_lse, o=None, lse=None, *, dependent=False):
+def combine(part_o, part_lse, o=None, lse=None, *, dependent=False, invariant=False):
     """Merge attention over disjoint sets of keys.
 
     Args:
@@ -84,6 +86,7 @@ def combine(part_o, part_lse, o=None, lse=None, *, dependent=False):
         lse: Where to write, float32, contiguous; None: a new tensor.
         dependent: The kernel launched last writes the parts, and says by
             ``griddepcontrol.launch_dependents`` when this one may be launched.
+        invariant: Further parts of -inf change no bit.
 
     Returns:
         o and lse; a row that no part saw a key for gets 0 and -inf.
@@ -107,9 +110,12 @@ def combine(part_o, part_lse, o=None, lse=None, *, dependent=False):
     lse = torch.empty(part_lse.shape[1:], device=part_o.device) if lse is None else lse
     if o.numel():
         rows = batch * heads * seqlen
-        combine_kernel[(rows * triton.cdiv(head_dim, BLOCK_DV),)](
+        fitting = next(tile for most, tile in TILES.items() if splits <= most)
+        block_s, block_dv, warps = INVARIANT if invariant else fitting
+        block_dv = min(block_dv, triton.next_power_of_2(head_dim))
+        combine_kernel[(rows * triton.cdiv(head_dim, block_dv),)](
             part_o, part_lse, o, lse, *o.stride()[:3], rows, heads, seqlen, head_dim, splits,
-            BLOCK_S=BLOCK_S, BLOCK_DV=BLOCK_DV, DEPENDENT=dependent, num_warps=WARPS,
+            BLOCK_S=block_s, BLOCK_DV=block_dv, DEPENDENT=dependent, num_warps=warps,
             **({"launch_pdl": True} if dependent else {}),
         )  # fmt: skip
     return o, lse

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from fa_verify import Mask, Problem, paged, ttir
 from fa_verify.errors import InvalidInputError
+from fa_verify.layouts import Layout
 from fa_verify.pages import NOWHERE
 
 
@@ -130,3 +131,25 @@ def test_a_page_of_another_sequence_is_a_neighbour():
         same = torch.arange(2), torch.arange(4) // 2
         run.judge([ttir.Footprint(tensor=o, name="o", labels=owner, reads={"k": same})])
     assert [incident.kind for incident in run.incidents] == ["neighbour-read"]
+
+
+@triton.jit
+def copy_page(pool, table, o, stride_page, WIDE: tl.constexpr):  # noqa: N803
+    """The first number of each of four pages of sequence 0."""
+    page = tl.arange(0, 4)
+    number = tl.load(table + page)
+    offset = number.to(tl.int64) * stride_page if WIDE else number * stride_page
+    tl.store(o + page, tl.load(pool + offset))
+
+
+@pytest.mark.parametrize(("wide", "kinds"), [(True, set()), (False, {"integer-overflow"})])
+def test_pools_are_as_far_as_keys(wide, kinds):
+    p = problem(seqlen_k=500, layout_k=Layout(pad=(0, 0, 1 << 25, 0)))
+    k, v = tensors(p)  # paged() looks at the layout alone
+    with ttir.execute() as run:
+        pages = paged(p, k, v, page_size=128)
+        assert pages.k_pages.numel() > 1 << 31
+        o = torch.empty(4)
+        copy_page[(1,)](pages.k_pages, pages.block_table, o, pages.k_pages.stride(0), WIDE=wide)
+    assert kinds <= {incident.kind for incident in run.incidents}
+    assert torch.equal(o, k[0, 0, ::128, 0]) is wide

@@ -15,6 +15,7 @@ from triton.compiler import ASTSource
 from fa_verify import Mask, Problem, distribution, loader, paged, ttir
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
+from fa_verify.case import Case
 from fa_verify.verify import verify
 
 FOLDER = Path(__file__).parents[2] / "kernels"
@@ -170,7 +171,8 @@ def test_parts_that_saw_no_key_change_no_bit(kernels):
     more = torch.full((70, 1, 1, 5, 7), math.nan), torch.full((70, 1, 1, 5), -math.inf)
     with ttir.execute():
         combine = kernels("combine").combine
-        few, many = combine(o, lse), combine(torch.cat([o, more[0]]), torch.cat([lse, more[1]]))
+        few = combine(o, lse, invariant=True)
+        many = combine(torch.cat([o, more[0]]), torch.cat([lse, more[1]]), invariant=True)
     assert all(map(torch.equal, few, many))
 
 
@@ -286,28 +288,50 @@ DEFECTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DEFECTS)
-def test_defects_are_caught(name, tmp_path):
-    file, right_text, wrong_text = DEFECTS[name]
-    shutil.copytree(FOLDER, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    source = tmp_path / "kernels" / file
+def planted(folder, file, right_text, wrong_text):
+    """Kernels with a cache whose source has other text."""
+    shutil.copytree(FOLDER, folder / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    source = folder / "kernels" / file
     text = source.read_text()
     assert text.count(right_text) == 1
     source.write_text(text.replace(right_text, wrong_text))
-    extra = tmp_path / "kernels" / "planted.py"
+    extra = folder / "kernels" / "planted.py"
     extra.write_text(
         "from .cached_attention import paged_kernel\n"
         "planted = paged_kernel('planted', 16, num_splits=3)\n"
         "prefill = paged_kernel('prefill', 8, prefill=True, split_keys=64)\n"
         "many = paged_kernel('many', 128, num_splits=40)\n"
     )
-    for kernel in loader.load(str(extra)):
-        if kernel.name in {"planted", "prefill", "many"}:
-            for record in verified(kernel, 20, 1):
-                if record.verdict == "fail":
-                    assert {f.check for f in record.failures} != {"contract"}, record
-                    return
+    return [k for k in loader.load(str(extra)) if k.name in {"planted", "prefill", "many"}]
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_defects_are_caught(name, tmp_path):
+    for kernel in planted(tmp_path, *DEFECTS[name]):
+        for record in verified(kernel, 20, 1):
+            if record.verdict == "fail":
+                assert {f.check for f in record.failures} != {"contract"}, record
+                return
     pytest.fail("not caught")
+
+
+FAR = "pass=fwd b=2 h=4/2 s=2x100 d=64 dtype=float16 mask=causal k=bhsd.b2147483648 seed=1"
+
+
+def test_pools_past_32_bits(kernels, tmp_path):
+    right_kernel = kernels("cached_attention").paged_kernel("paged", 16, num_splits=3)
+    (wrong_kernel, *_) = planted(
+        tmp_path,
+        "cache.py",
+        "rows = page * stride_page + slot",
+        "rows = page.to(tl.int32) * stride_page + slot",
+    )
+    records = [
+        verify(Case.parse(FAR), kernel, Setup(), CpuBackend())
+        for kernel in (right_kernel, wrong_kernel)
+    ]
+    assert [record.verdict for record in records] == ["pass", "fail"]
+    assert {f.check for f in records[1].failures} >= {"memory"}
 
 
 @pytest.mark.parametrize("page_size", [0, 16, 64])
@@ -318,7 +342,7 @@ def test_keys_are_copied_wide_and_ahead_of_their_use(kernels, page_size):
         "cu_seqlens_q": None, "BLOCK_D": 128, "TAIL_D": 0, "PADDED_D": False,
         "BLOCK_DV": 128, "TAIL_DV": 0, "PADDED_DV": False, "HAS_LO": False, "HAS_HI": False,
         "BOTTOM_RIGHT": True, "SOFTCAP": False, "DOT_PRECISION": "tf32", "VECTOR": 8,
-        "PAGE_SIZE": page_size, "DEPENDENTS": True, "BLOCK_M": 16, "BLOCK_N": 64,
+        "PAGE_SIZE": page_size, "DEPENDENTS": True, "FETCH": 2, "BLOCK_M": 16, "BLOCK_N": 64,
     }  # fmt: skip
     if not page_size:
         constants |= {"cache_lengths": None, "block_table": None}

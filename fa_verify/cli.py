@@ -313,6 +313,13 @@ def resources(
     help="Of launches in a turn.",
 )
 @BUDGET
+@click.option(
+    "-n",
+    "--workers",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Compile beforehand in so many processes.",
+)
 @report_folder("fa-verify-bench", "Folder of bench.jsonl and bench.md.")
 def bench(targets: tuple[str, ...], folder: Path, *, masks: tuple[str, ...], **options: Any) -> int:
     """Time TARGET's kernels on a CUDA device, side by side with PyTorch's attention."""

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
-import triton
 from rich.console import Console
 from rich.text import Text
 
 from fa_verify import loader
-from fa_verify.bench import contestants, table
-from fa_verify.bench.points import Roof, Timed, decodes, grid
-from fa_verify.bench.reading import bandwidth
-from fa_verify.bench.timing import Stopwatch, peak
+from fa_verify.bench import beforehand, table
+from fa_verify.bench.child import Child, Order
+from fa_verify.bench.points import decodes, grid
 from fa_verify.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from torch import Tensor
-
-    from fa_verify.bench.contestants import Contestant
-    from fa_verify.bench.points import Pass, Point
+    from fa_verify.bench.points import Pass, Roof, Timed
     from fa_verify.problem import DType
 
 __all__ = ["bench"]
 
 _NOTHING = 3
-# Sets of inputs: at least two, and as many as exceed an H200's 50 MB of L2 threefold; at 16,384
-# tokens of 2048 columns two exceed it sevenfold.
-_SETS, _BYTES = 2, 150 << 20
-_WORDS = 200  # of an error
 
 
 def bench(
@@ -54,6 +44,7 @@ def bench(
     rounds: int,
     milliseconds: float,
     budget: float | None,
+    workers: int | None,
 ) -> int:
     """Time kernels and peers, print, write bench.jsonl and bench.md, return the exit code.
 
@@ -72,6 +63,7 @@ def bench(
         rounds: Turns of each contestant at a point.
         milliseconds: Of launches in a turn.
         budget: Seconds after which no point is begun; None: no limit.
+        workers: Processes that compile beforehand; None: what is needed is compiled when it is.
 
     Returns:
         0; 3 where no kernel was timed.
@@ -87,79 +79,41 @@ def bench(
         msg = f"targets={', '.join(targets)}: no Kernel found; name a file or folder that has some"
         raise InvalidInputError(msg)
     console = Console(highlight=False)
-    running = [*map(contestants.kernel, kernels.values()), *map(contestants.peer, peers)]
     begin = time.monotonic()
+    square = [direction for direction in directions if direction != "decode"]
+    points = [
+        *grid(square, dtypes, head_dims, causal=causal, seqlens=seqlens, tokens=tokens),
+        *(decodes(dtypes, head_dims, batches, keys) if "decode" in directions else ()),
+    ]
+    order = Order(
+        targets=tuple(targets),
+        peers=tuple(peers),
+        dtypes=tuple(dtypes),
+        directions=tuple(directions),
+        rounds=rounds,
+        milliseconds=milliseconds,
+    )
+    if workers is not None:
+        failed = beforehand.compile_all(targets, points, workers)
+        took = f"compiled in {time.monotonic() - begin:.0f} s"
+        console.print(f"{took}; failed: {', '.join(sorted(set(failed))) or 'none'}", markup=False)
+    child = Child(order, {k.name: False for k in kernels.values()} | dict.fromkeys(peers, True))
     timed: list[Timed] = []
-    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        roof = Roof(
-            device=torch.cuda.get_device_name(),
-            torch=torch.__version__,
-            triton=triton.__version__,
-            tflops={name: peak(getattr(torch, name), milliseconds) for name in dtypes},
-            terabytes=bandwidth(milliseconds) if "decode" in directions else 0.0,
-        )
-        square = [direction for direction in directions if direction != "decode"]
-        points = [
-            *grid(square, dtypes, head_dims, causal=causal, seqlens=seqlens, tokens=tokens),
-            *(decodes(dtypes, head_dims, batches, keys) if "decode" in directions else ()),
-        ]
+    try:
         for point in points:
             if budget is not None and time.monotonic() - begin > budget:
                 console.print(f"--budget: {budget:.0f} s are over, the rest is left out")
                 break
-            row = _point(point, running, rounds, milliseconds)
+            row = child.row(point)
             timed += row
             console.print(table.line(row), markup=False, soft_wrap=True)
-            _write(folder, roof, timed)
+            if child.roof is not None:
+                _write(folder, child.roof, timed)
+    finally:
+        child.close()
     for path in ("bench.jsonl", "bench.md"):
         console.print(Text(str(folder / path), style="dim"), soft_wrap=True)
     return 0 if any(not one.peer and not one.error for one in timed) else _NOTHING
-
-
-def _point(
-    point: Point, running: Sequence[Contestant], rounds: int, milliseconds: float
-) -> list[Timed]:
-    """Time all contestants of one point, in turns."""
-    count = max(_SETS, -(-_BYTES // point.bytes_read))
-    sets = [contestants.inputs(point, "cuda", seed) for seed in range(count)]
-    watches: dict[str, Stopwatch] = {}
-    errors: dict[str, str] = {}
-    differences: dict[str, float] = {}
-    first: tuple[Tensor, ...] | None = None
-    for one in running:
-        try:
-            functions: list[Callable[[], tuple[Tensor, ...]]] = [
-                one.prepare(point, given) for given in sets
-            ]
-            results = functions[0]()
-            first = first or results
-            differences[one.name] = _difference(first, results)
-            watches[one.name] = Stopwatch.of(functions, milliseconds)
-        except Exception as error:  # noqa: BLE001 - any contestant may refuse, in any words
-            errors[one.name] = " ".join(f"{type(error).__name__}: {error}".split())[:_WORDS]
-    for _ in range(rounds):
-        for watch in watches.values():
-            watch.turn()
-    row = [
-        Timed(
-            point=point,
-            name=one.name,
-            peer=one.peer,
-            milliseconds=watches[one.name].median if one.name in watches else 0.0,
-            spread=watches[one.name].spread if one.name in watches else 0.0,
-            difference=differences.get(one.name, 0.0),
-            error=errors.get(one.name, ""),
-        )
-        for one in running
-    ]
-    watches.clear()
-    gc.collect()  # graphs keep their memory until they are gone
-    return row
-
-
-def _difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """Largest |difference| of results."""
-    return max(float((x.float() - y.float()).abs().max()) for x, y in zip(a, b, strict=True))
 
 
 def _write(folder: Path, roof: Roof, timed: Sequence[Timed]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fa_verify import bench, loader, ttir
-from fa_verify.bench import contestants, table, timing
+from fa_verify.bench import contestants, table, timing, turns
 from fa_verify.bench.points import Point, Roof, Timed, decodes, grid
 from fa_verify.bench.timing import Stopwatch
 from fa_verify.errors import InvalidInputError, UnsupportedProblemError
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 OPTIONS = {
     "directions": ["forward"], "dtypes": ["float16"], "head_dims": [64], "causal": [False],
     "seqlens": [128], "tokens": 128, "batches": [1], "keys": [128], "peers": [], "rounds": 3,
-    "milliseconds": 1.0, "budget": None,
+    "milliseconds": 1.0, "budget": None, "workers": None,
 }  # fmt: skip
 
 
@@ -67,8 +67,8 @@ def test_kernels_and_peers_compute_the_same(
         ours = contestants.kernel(flash).prepare(one, given)()
     theirs = contestants.peer("fa2").prepare(one, given)()
     assert len(ours) == len(theirs) == (1 if direction == "forward" else 3)
-    assert bench._difference(ours, theirs) < 0.02
-    assert bench._difference(ours, [x + 1 for x in theirs]) > 0.9
+    assert turns._difference(ours, theirs) < 0.02
+    assert turns._difference(ours, [x + 1 for x in theirs]) > 0.9
 
 
 class Fake:
@@ -102,11 +102,29 @@ def test_a_contestant_that_refuses_is_told_and_the_others_are_timed(
         contestants.Contestant(name="b", peer=False, prepare=refuse),
         contestants.Contestant(name="c", peer=True, prepare=lambda _p, x: lambda: (x.q + 1,)),
     ]
-    row = bench._point(point(), running, rounds=3, milliseconds=1.0)
+    at: list[str] = []
+    row = turns.take(point(), running, rounds=3, milliseconds=1.0, at=at.append)
+    assert at == ["a", "b", "c", *["a", "c"] * 3]
     assert [(t.name, t.milliseconds) for t in row] == [("a", 2.0), ("b", 0.0), ("c", 3.0)]
     assert row[1].error == "ValueError: no such head_dim"
     assert row[2].difference == pytest.approx(1, abs=1e-2)
     assert [fake.turns for fake in made] == [3, 3]
+
+
+def test_a_contestant_that_ends_the_context_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def illegal(*_: object) -> None:
+        msg = "illegal memory access"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", illegal)
+    cpu = contestants.inputs
+    monkeypatch.setattr(contestants, "inputs", lambda p, _device, seed: cpu(p, "cpu", seed))
+    broken = contestants.Contestant(name="b", peer=False, prepare=illegal)
+    at: list[str] = []
+    with pytest.raises(turns.DeviceLostError, match="illegal memory access"):
+        turns.take(point(), [broken], rounds=1, milliseconds=1.0, at=at.append)
+    assert at == ["b"]
 
 
 def test_what_a_captured_launch_reads_stays_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +198,7 @@ def test_decoding_is_timed_on_one_query_and_grouped_heads(monkeypatch: pytest.Mo
     assert ours.shape == (2, 32, 1, 64)
     for name in ("cudnn", "efficient"):  # grouped heads, and expanded ones
         theirs = contestants.peer(name).prepare(one, given)()
-        assert bench._difference([ours], theirs) < 0.002
+        assert turns._difference([ours], theirs) < 0.002
 
 
 def test_a_kernel_is_not_timed_on_what_it_does_not_take() -> None:

@@ -1,0 +1,135 @@
+"""Points are timed in a process of their own: a fault is told, and the rest goes on."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fa_verify.bench import beforehand, contestants
+from fa_verify.bench.child import Child, Lost, Order
+from fa_verify.bench.points import Point, Roof, Timed
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    import pytest
+
+NAMES = {"a": False, "b": False, "c": True}
+ORDER = Order(
+    targets=("kernels",), peers=("c",), dtypes=("float16",), directions=("forward",),
+    rounds=1, milliseconds=1.0,
+)  # fmt: skip
+
+
+def point(seqlen: int) -> Point:
+    return Point(
+        direction="forward", dtype="float16", head_dim=64, causal=False, seqlen=seqlen, batch=2,
+        heads=3,
+    )  # fmt: skip
+
+
+def serving(pipe: Connection, at_fault: set[str], *, speaks: bool) -> None:
+    """Time in a millisecond whatever is not at fault; what is ends the process."""
+    pipe.send(Roof(device=str(os.getpid()), torch="", triton="", tflops={}))
+    while (asked := pipe.recv()) is not None:
+        which, without = asked
+        for name in NAMES:
+            if name in without:
+                continue
+            pipe.send(name)
+            if name in at_fault and which.seqlen == 2:
+                if speaks:
+                    pipe.send(Lost("illegal memory access"))
+                    return
+                os._exit(7)
+        pipe.send(
+            [
+                Timed(point=which, name=name, peer=peer, milliseconds=1.0)
+                for name, peer in NAMES.items()
+                if name not in without
+            ]
+        )
+
+
+def sound(pipe: Connection, _order: Order) -> None:
+    serving(pipe, set(), speaks=False)
+
+
+def dies(pipe: Connection, _order: Order) -> None:
+    serving(pipe, {"b"}, speaks=False)
+
+
+def tells(pipe: Connection, _order: Order) -> None:
+    serving(pipe, {"a", "c"}, speaks=True)
+
+
+def hopeless(pipe: Connection, _order: Order) -> None:
+    serving(pipe, set(NAMES), speaks=False)
+
+
+def rows(target: object) -> tuple[list[list[tuple[str, float, str]]], set[str]]:
+    """Rows of three points, the second with faults, and the process that measured the roof."""
+    child = Child(ORDER, NAMES, target, "fork")
+    found = []
+    for seqlen in (1, 2, 3):
+        found.append([(t.name, t.milliseconds, t.error) for t in child.row(point(seqlen))])
+        assert child.roof is not None
+    roofs = {child.roof.device}
+    child.close()
+    return found, roofs
+
+
+GOOD = [("a", 1.0, ""), ("b", 1.0, ""), ("c", 1.0, "")]
+
+
+def test_nothing_is_lost_where_nothing_fails() -> None:
+    assert rows(sound)[0] == [GOOD, GOOD, GOOD]
+
+
+def test_a_process_that_dies_takes_one_contestant_of_one_point_with_it() -> None:
+    found, _ = rows(dies)
+    lost = ("b", 0.0, "its process ended with exit code 7")
+    assert found == [GOOD, [GOOD[0], lost, GOOD[2]], GOOD]
+
+
+def test_last_words_are_told() -> None:
+    found, _ = rows(tells)
+    assert found[1] == [
+        ("a", 0.0, "illegal memory access"), GOOD[1], ("c", 0.0, "illegal memory access"),
+    ]  # fmt: skip
+    assert found[2] == GOOD
+
+
+def test_a_point_that_nobody_survives_ends() -> None:
+    found, _ = rows(hopeless)
+    assert [name for name, milliseconds, error in found[1] if error and not milliseconds] == [
+        "a", "b", "c",
+    ]  # fmt: skip
+    assert found[2] == GOOD
+
+
+def test_what_is_compiled_alike_is_one_job_of_one_sequence() -> None:
+    jobs = list(beforehand.groups([point(1), point(2), point(1)]))
+    assert [[p.seqlen for p in job] for job in jobs] == [[1, 2]]
+    assert {p.batch for job in jobs for p in job} == {1}
+
+
+REFUSES = """
+from fa_verify import Kernel
+
+def forward(problem, q, k, v):
+    if problem.seqlen_q > 1:
+        raise ValueError("too long")
+
+mine = Kernel(name="mine", forward=forward)
+"""
+
+
+def test_what_cannot_be_compiled_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(REFUSES)
+    cpu = contestants.inputs
+    monkeypatch.setattr(contestants, "inputs", lambda p, _device, seed: cpu(p, "cpu", seed))
+    failed = beforehand.run((str(tmp_path / "mine.py"),), (point(1), point(2)))
+    # `o` of nothing is no attribute: the first point fails as well, in other words.
+    assert failed == ["mine: AttributeError", "mine: ValueError"]

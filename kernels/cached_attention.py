@@ -38,6 +38,7 @@ def attention_with_cache(
     *,
     block_table=None,
     cache_lengths=None,
+    sinks=None,
     cu_seqlens_q=None,
     max_seqlen_q=None,
     softmax_scale=None,
@@ -60,6 +61,7 @@ def attention_with_cache(
         block_table: (batch, pages) int32, row by row contiguous: the pages of each sequence.
             Entries past a sequence's last key are not read.
         cache_lengths: (batch,) int32: keys of each sequence; None: all that there is room for.
+        sinks: (heads_q,) float32, contiguous: one more logit of each row, without a value.
         cu_seqlens_q: (batch + 1,) int32: where each sequence's tokens begin in q.
         max_seqlen_q: With cu_seqlens_q, the most tokens of a sequence.
         softmax_scale: Factor of the logits; None means 1/sqrt(head_dim).
@@ -73,7 +75,8 @@ def attention_with_cache(
 
     Returns:
         o: As q, with head_dim_v; rows that see no key are 0.
-        lse: (batch, heads_q, seqlen_q) float32, natural logarithm; -inf where o is 0.
+        lse: (batch, heads_q, seqlen_q) float32, natural logarithm, sinks included; -inf, or the
+            sink, where a row sees no key.
 
     Raises:
         ValueError: num_splits or split_keys breaks its rule.
@@ -121,7 +124,7 @@ def attention_with_cache(
     width = vector(q, k_cache, v_cache)
     scale = clamped_scale(head_dim**-0.5 if softmax_scale is None else softmax_scale)
     decode_kernel[(tiles * splits,)](
-        q, k_cache, v_cache, into, into_lse, cu_seqlens_q, cache_lengths, block_table,
+        q, k_cache, v_cache, into, into_lse, cu_seqlens_q, cache_lengths, block_table, sinks,
         *q.stride(), *k_cache.stride(), *v_cache.stride(), *strides,
         block_table.stride(0) if page_size else 0,
         heads_kv, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
@@ -234,6 +237,7 @@ def _capabilities(**changes):  # noqa: ANN003
         head_dims_v=range(1, 257),
         window=True,
         softcap=True,
+        sinks=True,
         backward=False,
         deterministic=True,
         **changes,
@@ -243,9 +247,9 @@ def _capabilities(**changes):  # noqa: ANN003
 def contiguous_kernel(name, *, num_splits=None, split_keys=None):
     """Decoding with a contiguous cache, as a kernel under test."""
 
-    def forward(problem, q, k, v):
+    def forward(problem, q, k, v, sinks=None):
         splits = {"num_splits": num_splits, "split_keys": split_keys}
-        return Outputs(*attention_with_cache(q, k, v, **_options(problem), **splits))
+        return Outputs(*attention_with_cache(q, k, v, sinks=sinks, **_options(problem), **splits))
 
     return Kernel(
         name=name,
@@ -258,7 +262,7 @@ def contiguous_kernel(name, *, num_splits=None, split_keys=None):
 def paged_kernel(name, page_size, *, prefill=False, evict=True, num_splits=None, split_keys=None):
     """Decoding, or with `prefill` any number of queries, with a paged cache."""
 
-    def forward(problem, q, k, v):
+    def forward(problem, q, k, v, sinks=None):
         pages = paged(problem, k, v, page_size=page_size, evict=evict)
         packed = {}
         if problem.mask.documents:
@@ -267,7 +271,7 @@ def paged_kernel(name, page_size, *, prefill=False, evict=True, num_splits=None,
             *attention_with_cache(
                 q, pages.k_pages, pages.v_pages, block_table=pages.block_table,
                 cache_lengths=pages.cache_lengths, **packed, **_options(problem),
-                num_splits=num_splits, split_keys=split_keys,
+                sinks=sinks, num_splits=num_splits, split_keys=split_keys,
             )
         )  # fmt: skip
 

@@ -10,9 +10,10 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from .cache import fetch_keys, load_keys, locate
 from .scores import LOG2E, tanh
+from .terms import add_sink
 from .tiles import add_product, dot_rows, zero_rows
 
-_POINTERS = ("q", "k", "v", "o", "lse", "cu_seqlens_q", "cache_lengths", "block_table")
+_POINTERS = ("q", "k", "v", "o", "lse", "cu_seqlens_q", "cache_lengths", "block_table", "sinks")
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
@@ -61,7 +62,7 @@ def store_outputs(
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=_POINTERS)
 def decode_kernel(
-    q, k, v, o, lse, cu_seqlens_q, cache_lengths, block_table,
+    q, k, v, o, lse, cu_seqlens_q, cache_lengths, block_table, sinks,
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
@@ -85,6 +86,7 @@ def decode_kernel(
         cu_seqlens_q: Where the tokens of each sequence begin, and where the last ends; or None.
         cache_lengths: Keys of each sequence; None: seqlen_k.
         block_table: Pages of each sequence, read only as far as keys are visible.
+        sinks: (heads_q,) float32, a logit without a key in every row's sum; or None.
         seqlen_q: Of the longest sequence.
         window_left, window_right: Read only under HAS_LO and HAS_HI.
         DEPENDENTS: The launch that follows waits for this one's end by itself.
@@ -216,6 +218,12 @@ def decode_kernel(
             )
             m = m_new
 
+    if sinks is not None:  # once
+        sink = tl.load(sinks + heads, mask=exists & (split == 0), other=float("-inf"))
+        m, l, share = add_sink(m * score_scale, l, sink)  # noqa: E741
+        score_scale = 1.0
+        acc = acc * share[:, None]
+        acc_tail = acc_tail * share[:, None]
     empty = l == 0.0  # no key seen (the largest p of any other row is 1)
     l = tl.where(empty, 1.0, l)  # noqa: E741
     tokens = first_token + queries

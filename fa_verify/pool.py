@@ -140,8 +140,9 @@ class Pool:
                 for future, item in zip(futures, items, strict=True):
                     self.submit(kernel, *item).add_done_callback(functools.partial(_copy, future))
 
+        # Several may have to be compiled; if one hangs, it is killed again by itself.
         self._pool.schedule(
-            worker.run_together, args=(kernel.target, texts), timeout=self._timeout + _GRACE
+            worker.run_together, args=(kernel.target, texts), timeout=2 * self._timeout + _GRACE
         ).add_done_callback(hand_out)
         return futures
 

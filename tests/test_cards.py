@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import multiprocessing
 import os
 import stat
@@ -17,6 +18,7 @@ from fa_verify.backends.base import FAULT, Setup
 from fa_verify.backends.cards import Card, lease, room
 from fa_verify.backends.sharing import Sharing
 from fa_verify.campaign import running
+from fa_verify.campaign.cases import SHARD
 from fa_verify.case import Case
 from fa_verify.pool import Pool
 from fa_verify.record import CaseRecord
@@ -222,6 +224,18 @@ def test_spare_processes_run_the_first_cases_from_the_end():
     pool = running._pool(campaign.Plan(backend="cpu"))
     assert pool.compile_ahead(ahead) == []
     pool.stop()
+
+
+def test_the_first_cases_of_a_set_of_forms_are_spread_over_workers():
+    kernels = loader.load("kernels/flash_attention.py")
+    none = collections.Counter()
+    card, cpu = (campaign.Plan(backend=name) for name in ("cuda", "cpu"))
+    work = itertools.islice(running._work(kernels, card, none), 3 * SHARD)
+    more, portions = collections.deque(), []
+    while portion := running._next(more, work, 4):
+        portions.append(len(portion))
+    assert portions == [1] * 2 * SHARD + [4] * (SHARD // 4)
+    assert not next(running._work(kernels, cpu, none)).compiles
 
 
 def test_a_worker_gets_several_cases_of_one_kernel_but_long_ones_alone():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fa_verify.kernel import Kernel
     from fa_verify.record import CaseRecord
 
-__all__ = ["CUDA_FORMS", "SHARD", "drawn", "further", "numbered", "setup_of"]
+__all__ = ["CUDA_FORMS", "SHARD", "compiles", "drawn", "further", "numbered", "setup_of"]
 
 # Cases drawn from one seed; the next shard's seed follows from the run's. Whole turns of
 # `CUDA_FORMS`.
@@ -67,6 +67,11 @@ def numbered(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
                 return
             yield index, case
             index += 1
+
+
+def compiles(plan: Plan, index: int) -> bool:
+    """Whether a case is one of the first of its forms on a card: its kernels are to be compiled."""
+    return plan.backend == "cuda" and index % (SHARD * _SHARDS_OF_FORMS) < SHARD
 
 
 def setup_of(plan: Plan, index: int) -> Setup:

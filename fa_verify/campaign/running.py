@@ -15,7 +15,7 @@ from concurrent.futures import (
 )
 from typing import TYPE_CHECKING
 
-from fa_verify.campaign.cases import SHARD, further, numbered, setup_of
+from fa_verify.campaign.cases import SHARD, compiles, further, numbered, setup_of
 from fa_verify.campaign.smallest import distinct, smallest
 from fa_verify.faults import located
 from fa_verify.pool import Pool
@@ -192,17 +192,28 @@ class _Remembering:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Item:
-    """A case to run on a kernel; `known`: it failed in an earlier run."""
+    """A case to run on a kernel.
+
+    Attributes:
+        known: It failed in an earlier run.
+        compiles: Its kernels are to be compiled.
+    """
 
     kernel: Kernel
     case: Case
     setup: Setup
     known: bool = False
+    compiles: bool = False
 
     @property
     def alone(self) -> bool:
-        """Whether it takes long, or was found by a search."""
-        return self.known or bool(self.setup.stress or self.setup.warps or self.setup.stages)
+        """Whether it takes long, or was found by a search.
+
+        Cases that follow each other are of different forms: given to different workers, these are
+        compiled at the same time.
+        """
+        long = self.setup.stress or self.setup.warps or self.setup.stages
+        return self.known or self.compiles or bool(long)
 
     def start(self, pool: Pool) -> Future[CaseRecord]:
         return pool.submit(self.kernel, self.case, self.setup, search=self.known)
@@ -233,7 +244,12 @@ def _work(
                 if failures[kernel.target] >= plan.max_failures:
                     streams.pop(kernel, None)
                     break
-                yield _Item(kernel=kernel, case=case, setup=setup_of(plan, index))
+                yield _Item(
+                    kernel=kernel,
+                    case=case,
+                    setup=setup_of(plan, index),
+                    compiles=compiles(plan, index),
+                )
 
 
 def replay(kernel: Kernel, case: Case, setup: Setup, plan: Plan, *, drawn: bool) -> CaseRecord:

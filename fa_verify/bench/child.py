@@ -63,7 +63,7 @@ def serve(pipe: Connection, order: Order) -> None:
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         roof = Roof(
             device=torch.cuda.get_device_name(),
-            torch=torch.__version__,
+            torch=str(torch.__version__),  # a class of torch's own, which msgspec does not encode
             triton=triton.__version__,
             tflops={name: peak(getattr(torch, name), order.milliseconds) for name in order.dtypes},
             terabytes=bandwidth(order.milliseconds) if "decode" in order.directions else 0.0,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import types
 from typing import TYPE_CHECKING
 
-from fa_verify.bench import beforehand, contestants
-from fa_verify.bench.child import Child, Lost, Order
+import msgspec
+import torch
+
+from fa_verify.bench import beforehand, contestants, timing
+from fa_verify.bench.child import Child, Lost, Order, serve
 from fa_verify.bench.points import Point, Roof, Timed
 
 if TYPE_CHECKING:
@@ -133,3 +138,17 @@ def test_what_cannot_be_compiled_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     failed = beforehand.run((str(tmp_path / "mine.py"),), (point(1), point(2)))
     # `o` of nothing is no attribute: the first point fails as well, in other words.
     assert failed == ["mine: AttributeError", "mine: ValueError"]
+
+
+def test_what_a_child_says_of_the_device_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.__version__ is no plain str."""
+    said: list[object] = []
+    pipe = types.SimpleNamespace(send=said.append, recv=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "card")
+    monkeypatch.setattr(timing, "peak", lambda *_: 1.0)
+    order = msgspec.structs.replace(ORDER, targets=(), peers=())
+    serve(pipe, order)  # type: ignore[arg-type]
+    (roof,) = said
+    assert msgspec.json.decode(msgspec.json.encode(roof), type=Roof) == roof

@@ -83,24 +83,3 @@ def load_keys(
             MASK_ROWS, PADDED, VECTOR, BLOCK_N, TAIL_D,
         )  # fmt: skip
     return tile, tail
-
-
-@triton.jit
-def fetch_keys(
-    head, page, slot, stride_page, stride_slot, rows,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Ask for BLOCK_N rows of a head's cache, so that they are in L2 when they are loaded.
-
-    Only rows below `rows` exist. Columns lie side by side; those past BLOCK_D are not asked for.
-    """
-    LINE: tl.constexpr = 1024 // head.dtype.element_ty.primitive_bitwidth  # elements in 128 bytes
-    places = page * stride_page + slot * stride_slot
-    if not places.type.is_block():
-        head += places
-        places = tl.minimum(tl.arange(0, BLOCK_N), rows - 1).to(tl.int64) * stride_slot
-    lines = tl.arange(0, BLOCK_D // LINE if BLOCK_D > LINE else 1) * LINE
-    addresses = (head + places[:, None] + lines[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // $0", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
-    )

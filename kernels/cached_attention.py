@@ -18,8 +18,10 @@ from .decode import decode_kernel
 
 __all__ = ["attention_with_cache", "contiguous_kernel", "paged_kernel"]
 
-FETCH = 2
 SMALLEST_SPLIT = 128  # keys below which a further split of a busy card costs more than it saves
+# Keys of a split from which on two programs side by side on a multiprocessor outweigh the merge:
+# 3% at 16,384 (batch 16, 32,768 keys, 4 key heads), nothing at 4096 (batch 1, 131,072 keys).
+LONG_SPLIT = 8192
 MOST_QUERIES = 16  # of what is called decoding
 
 # (bytes an element, most columns of a q or v row): BLOCK_N, num_warps, num_stages. As in
@@ -136,7 +138,7 @@ def attention_with_cache(
         SOFTCAP=softcap > 0, DOT_PRECISION=precision,
         VECTOR=width,
         PAGE_SIZE=page_size, DEPENDENTS=splits > 1 and dependent,
-        FETCH=FETCH if dependent and width > 1 else 0, BLOCK_M=block_m, BLOCK_N=block_n,
+        BLOCK_M=block_m, BLOCK_N=block_n,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
@@ -174,7 +176,9 @@ def _splits(reach, block_n, tiles, num_splits, split_keys):
     if num_splits is None:
         count = _multiprocessors()
         most = max(1, reach // SMALLEST_SPLIT, min(reach // block_n, count // tiles))
-        num_splits = filling(tiles, most, 2 * count)
+        num_splits = filling(tiles, most, count)
+        if reach > LONG_SPLIT * num_splits:
+            num_splits = filling(tiles, most, 2 * count)
     if num_splits < 1:
         msg = f"num_splits={num_splits}: must be at least 1, or None"
         raise ValueError(msg)

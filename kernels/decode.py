@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from .cache import fetch_keys, load_keys, locate
+from .cache import load_keys, locate
 from .scores import LOG2E, tanh
 from .terms import add_sink
 from .tiles import add_product, dot_rows, zero_rows
@@ -73,7 +73,7 @@ def decode_kernel(
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr, BOTTOM_RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
     DOT_PRECISION: tl.constexpr, VECTOR: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    DEPENDENTS: tl.constexpr, FETCH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DEPENDENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write o and lse of BLOCK_M rows over one split of the keys; see forward.py for the softmax.
 
@@ -155,13 +155,6 @@ def decode_kernel(
     if PAGE_SIZE > 0:
         table = block_table + tl.cast(batch, tl.int64) * stride_table
 
-    if FETCH and begin < end:  # while q is on its way
-        for ahead in tl.static_range(0, FETCH):
-            first_key = tl.minimum(begin + ahead * BLOCK_N, (end - 1) // BLOCK_N * BLOCK_N)
-            page, slot = locate(table, batch, first_key, key_begin, end, True, PAGE_SIZE, BLOCK_N)
-            rows = end - first_key
-            fetch_keys(k_head, page, slot, stride_kb, stride_kn, rows, BLOCK_N, BLOCK_D)
-            fetch_keys(v_head, page, slot, stride_vb, stride_vn, rows, BLOCK_N, BLOCK_DV)
     if SOFTCAP:
         score_scale = softcap
     else:

@@ -345,7 +345,7 @@ def test_keys_are_copied_wide_and_ahead_of_their_use(kernels, page_size):
         "cu_seqlens_q": None, "sinks": None, "BLOCK_D": 128, "TAIL_D": 0, "PADDED_D": False,
         "BLOCK_DV": 128, "TAIL_DV": 0, "PADDED_DV": False, "HAS_LO": False, "HAS_HI": False,
         "BOTTOM_RIGHT": True, "SOFTCAP": False, "DOT_PRECISION": "tf32", "VECTOR": 8,
-        "PAGE_SIZE": page_size, "DEPENDENTS": True, "FETCH": 2, "BLOCK_M": 16, "BLOCK_N": 64,
+        "PAGE_SIZE": page_size, "DEPENDENTS": True, "BLOCK_M": 16, "BLOCK_N": 64,
     }  # fmt: skip
     if not page_size:
         constants |= {"cache_lengths": None, "block_table": None}

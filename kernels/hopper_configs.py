@@ -59,7 +59,7 @@ BACKWARD = {
         "dq": _tiles(64, 64, 4, 2),
     },
     96: {
-        "dkdv": _tiles(64, 64, 4, 3),
+        "dkdv": _tiles(64, 64, 4, 3, dp_first=True),
         "atomic": _tiles(64, 64, 4, 2, dp_first=True),
         "dq": _tiles(64, 64, 4, 2),
     },

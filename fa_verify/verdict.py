@@ -24,7 +24,7 @@ class Failure:
 
     Attributes:
         check: The check that saw it: numerics, nonfinite, memory, unwritten, masking, inputs,
-            determinism, metamorphic, contract, timeout, crash.
+            determinism, metamorphic, dropout, contract, timeout, crash.
         title: A few words, the same for every case with this fault: "dq outside its bound".
         message: What was measured: index, got, expected plus or minus bound, how many of how many.
         tensor: o, lse, dq, dk, dv, an argument's name, or "".

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fa_verify.checks import (
     bias,
     contract,
+    dropout,
     invariants,
     memory,
     noise,
@@ -40,7 +41,12 @@ __all__ = [
 
 Check = Callable[["Trial"], Iterable[Failure]]
 
-WHOLE: tuple[Check, ...] = (contract.check, memory.check, unmodified.check)
+WHOLE: tuple[Check, ...] = (
+    contract.check,
+    memory.check,
+    unmodified.check,
+    dropout.check,
+)
 """Those that take a run as a whole and need no reference."""
 
 WITHIN: tuple[Check, ...] = (

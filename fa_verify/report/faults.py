@@ -20,7 +20,7 @@ __all__ = ["Family", "Fault", "Note", "families", "find_faults", "find_notes"]
 # A stray access explains wrong numbers, never the other way round: causes come first.
 _CAUSES_FIRST: Final = (
     *("memory", "unwritten", "inputs", "crash", "timeout", "nonfinite"),
-    *("masking", "numerics", "determinism", "metamorphic", "contract"),
+    *("masking", "numerics", "determinism", "metamorphic", "dropout", "contract"),
 )
 _VALUES_SHOWN: Final = 6
 _FOLLOWS: Final = re.compile(r"^follows from .*? at (?P<location>[^\s:]+:\d+)")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fa_verify import Mask, Problem, cu_seqlens
-from fa_verify.diagnosis.knobs import RIGHT
+from fa_verify.diagnosis.gaps import causes
+from fa_verify.diagnosis.knobs import RIGHT, Knobs
 from fa_verify.diagnosis.model import visible
 
 DOCUMENTS = ((0, 2), (3, 1), (2, 0), (0, 0), (4, 6), (4, 6))
@@ -41,3 +42,74 @@ def test_the_model_of_a_right_kernel_sees_what_the_mask_allows(band, alignment):
     problem = _problem(documents=DOCUMENTS, alignment=alignment, **band)
     allowed = torch.from_numpy(problem.mask.allowed(13, 15))
     assert torch.equal(visible(problem, RIGHT, 15), allowed)
+
+
+def _boxes(lengths_q, lengths_k, shape):
+    """All pairs of queries and keys of documents with these lengths, as far as they exist."""
+    seen = torch.zeros(shape, dtype=torch.bool)
+    row = key = 0
+    for queries, keys in zip(lengths_q, lengths_k, strict=True):
+        seen[row : row + queries, key : max(key + keys, 0)] = True
+        row, key = row + queries, key + keys
+    return seen
+
+
+def _moved(begin, end):
+    """The documents' keys, from `begin` more to `end` more than they have."""
+    seen = torch.zeros(13, 15, dtype=torch.bool)
+    row = key = 0
+    for queries, keys in DOCUMENTS:
+        seen[row : row + queries, max(0, key + begin(keys)) : max(0, key + keys + end(keys))] = True
+        row, key = row + queries, key + keys
+    return seen
+
+
+QUERIES, KEYS = zip(*DOCUMENTS, strict=True)
+KINDS = {
+    "ignored": torch.ones(13, 15, dtype=torch.bool),
+    "one": torch.ones(13, 15, dtype=torch.bool),
+    "late": _moved(lambda _: 0, lambda _: 1),
+    "early": _moved(lambda _: 0, lambda _: -1),
+    "begin early": _moved(lambda _: -1, lambda _: 0),
+    "empty": _moved(lambda _: 0, lambda keys: int(not keys)),
+    "by queries": _boxes(QUERIES, QUERIES, (13, 15)),
+    "by keys": _boxes(KEYS, KEYS, (13, 15)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_of_a_defect_sees_what_its_documents_would(kind):
+    problem = _problem(documents=DOCUMENTS)
+    assert torch.equal(visible(problem, Knobs(documents=kind), 15), KINDS[kind])
+    assert not torch.equal(KINDS[kind], visible(problem, RIGHT, 15))
+
+
+@pytest.mark.parametrize("kind", ["one", "packed diagonal"])
+def test_the_model_of_another_diagonal_has_that_of_the_packed_sequence(kind):
+    problem = _problem(documents=DOCUMENTS, causal=True)
+    seen = torch.from_numpy(Mask(causal=True).allowed(13, 15))
+    if kind != "one":
+        seen &= _boxes(QUERIES, KEYS, (13, 15))
+    assert torch.equal(visible(problem, Knobs(documents=kind), 15), seen)
+
+
+def test_the_model_of_lost_gaps_sees_the_band_or_whole_blocks():
+    mask = Mask(causal=True, pattern="predicate:2")
+    problem = Problem(seqlen_q=13, seqlen_k=15, head_dim=8, head_dim_v=8, mask=mask)
+    ignored = visible(problem, Knobs(gaps="ignored"), 15)
+    assert torch.equal(ignored, torch.from_numpy(Mask(causal=True).allowed(13, 15)))
+    grown = visible(problem, Knobs(gaps="whole blocks", block_m=4, block_n=4), 15)
+    allowed = torch.from_numpy(mask.allowed(13, 15))
+    for row, key in itertools.product(range(13), range(15)):
+        block = allowed[row // 4 * 4 : row // 4 * 4 + 4, key // 4 * 4 : key // 4 * 4 + 4]
+        assert grown[row, key] == block.any()
+
+
+def test_causes_of_documents_and_gaps_are_tried_where_there_are_such():
+    def tried(**fields):
+        return {cause.knobs.documents or cause.knobs.gaps for cause in causes(_problem(**fields))}
+
+    assert tried() == set()
+    assert tried(documents=((13, 15),)) == set()
+    assert tried(documents=DOCUMENTS) == {*KINDS, "packed diagonal"}
+    assert tried(pattern="prefix:3") == {"ignored", "whole blocks"}

@@ -18,7 +18,7 @@ from fa_verify.zoo.defects import KERNELS, Defect, planted, rows
 torch.set_num_threads(1)  # as the workers of a campaign do
 
 ROWS = {row.name: row for row in rows()}
-RIGHT = ("flash", "atomic", "decode_forward", "paged_forward")
+RIGHT = ("flash", "atomic", "decode_forward", "paged_forward", "varlen_forward", "masked_forward")
 
 
 def verdicts(target, cases, seed=3):
@@ -44,6 +44,13 @@ def test_the_right_kernels_pass(name):
         ("flex-full-vs-partial", "numerics"),
         ("flex-paged-upper-bound", "memory"),
         ("splitkv-max-len", "memory"),
+        ("overprovisioned-tiles", "memory"),
+        ("crossattn-padding", "memory"),
+        ("duplicate-cu-seqlens", "memory"),
+        ("custom-mask-bound", "numerics"),
+        ("documents-packed-diagonal", "numerics"),
+        ("documents-ignored", "numerics"),
+        ("gaps-ignored", "numerics"),
     ],
 )
 def test_a_planted_defect_is_caught(name, check, tmp_path):

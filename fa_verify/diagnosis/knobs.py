@@ -26,6 +26,8 @@ class Knobs:
         kv_head: Which key head query head h reads: h // group, h % heads_kv, h // heads_kv, h
             itself, 0, or the one before its own.
         right_end: A right end of the band, from the diagonal on, where the mask has none.
+        documents: What goes wrong with packed documents, gaps: with a mask's gaps, see
+            `fa_verify.diagnosis.gaps`.
         loop: How the loop over blocks goes wrong, see `fa_verify.diagnosis.loops`; block_m: rows a
             block of it (and block_n keys).
         prescaled: Whether q is multiplied by the scale and rounded; scores_dtype: format of S.
@@ -76,6 +78,8 @@ class Knobs:
     tiles: bool = False
     kv_head: Literal["divide", "modulo", "floor", "same", "zero", "before"] = "divide"
     right_end: int | None = None
+    documents: str = ""
+    gaps: str = ""
     loop: str = ""
     block_m: int = 64
     prescaled: bool = False

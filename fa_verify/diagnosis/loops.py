@@ -20,6 +20,9 @@ def forward_loops(problem: Problem) -> Iterator[tuple[str, str]]:
     Loops over one document of several, or over a list of blocks, are not modelled.
     """
     mask = problem.mask
+    if mask.pattern and not mask.documents:
+        yield "the loop over keys ends at a causal diagonal though none is asked", "end causal"
+        yield "the loop over keys is rounded down: its last, partial block is left out", "end floor"
     if mask.documents or mask.pattern:
         return
     if mask.window_left is not None:

@@ -6,12 +6,12 @@ accumulators and the outputs as the defect says, and it may be wrong on purpose.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify.diagnosis.gaps import own_keys, through_gaps
 from fa_verify.diagnosis.knobs import RIGHT, Knobs
 from fa_verify.diagnosis.loops import visited
 
@@ -75,8 +75,8 @@ def visible(problem: Problem, knobs: Knobs, keys: int) -> torch.Tensor:
     """Who sees whom, over keys that may reach past seqlen_k, shape (seqlen_q, keys)."""
     mask = problem.mask
     columns = torch.arange(keys)[None, :]
-    diagonals = torch.from_numpy(mask.diagonals(problem.seqlen_q, problem.seqlen_k))
-    distance = columns - diagonals[:, None] - knobs.shift
+    diagonals, first, end = own_keys(problem, knobs.documents)
+    distance = columns - diagonals - knobs.shift
     seen = torch.ones_like(distance, dtype=torch.bool)
     if knobs.masked:
         if mask.window_left is not None:
@@ -88,14 +88,10 @@ def visible(problem: Problem, knobs: Knobs, keys: int) -> torch.Tensor:
         seen &= distance <= knobs.right_end
     if knobs.loop:
         seen = visited(problem, seen, knobs.loop, knobs.block_m, knobs.block_n)
-    if mask.pattern and knobs.masked:
-        gaps = dataclasses.replace(mask, causal=False, window_left=None, window_right=None)
-        allowed = gaps.allowed(problem.seqlen_q, problem.seqlen_k)
-        seen[:, : problem.seqlen_k] &= torch.from_numpy(allowed)
+    if knobs.masked:
+        seen = through_gaps(problem, knobs, seen)
     if mask.documents:
-        first, end = mask.own_keys(problem.seqlen_q, problem.seqlen_k)
-        seen &= columns >= torch.from_numpy(first)[:, None]
-        seen &= columns < torch.from_numpy(end)[:, None]
+        seen &= (columns >= first) & (columns < end)
     if not knobs.padding:
         seen &= columns < problem.seqlen_k
     seen &= columns >= knobs.keys_begin

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fa_verify.diagnosis import gaps
 from fa_verify.diagnosis.cause import Cause, sizes
 from fa_verify.diagnosis.knobs import Knobs
 
@@ -32,6 +33,7 @@ def shared(problem: Problem, *, whole: bool) -> Iterator[Cause]:
     yield from _scales(problem)
     yield from _caps(problem)
     yield from _bands(problem)
+    yield from gaps.causes(problem)
     if whole:
         yield from _heads(problem)
     yield from _columns(problem)

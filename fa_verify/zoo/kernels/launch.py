@@ -1,17 +1,22 @@
-"""Launchers: `flash`, `atomic` (dq by atomics), `decode_forward` (split keys), `paged_forward`."""
+"""Launchers: `flash`, `atomic` (dq by atomics), `decode_forward` (split keys), `paged_forward`.
+
+Also `varlen_forward` (packed documents) and `masked_forward` (any mask).
+"""
 
 import dataclasses
 
 import torch
 import triton
 
-from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, paged
+from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, cu_seqlens, paged, patterns
 
 from .decode import merge_kernel, split_kernel
 from .dkdv import dkdv_kernel
 from .dq import delta_kernel, dq_kernel
 from .forward import forward_kernel
+from .masked import masked_kernel
 from .paged import paged_kernel
+from .varlen import varlen_kernel
 
 FORWARD = {"BLOCK_M": 64, "BLOCK_N": 32}
 DKDV = {"BLOCK_M": 32, "BLOCK_N": 64}
@@ -20,6 +25,7 @@ SPLIT = {"BLOCK_M": 16, "BLOCK_N": 32}
 DELTA_ROWS = MERGE_ROWS = 16
 MOST_SPLITS = 4
 PAGE_SIZE = 24
+MOST_MASKED = 1 << 22  # elements of a mask
 
 
 def block(columns):
@@ -187,6 +193,46 @@ def backward_atomic(problem, q, k, v, outputs, do):
     return Grads(dq, dk, dv)
 
 
+def varlen(problem, q, k, v):
+    """O and lse of packed documents; a sequence that is not packed is one document."""
+    o = torch.empty(problem.shape_o, dtype=q.dtype, device=q.device)
+    lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
+    starts_q, starts_k, _, _ = cu_seqlens(problem, q.device)
+    documents, mask, further = len(starts_q) - 1, problem.mask, options(problem)
+    right = 0 if mask.causal else mask.window_right
+    names = ("heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
+    names = (*names, "softmax_scale", "softcap", "BLOCK_D", "BLOCK_DV", "SOFTCAP", "PRECISION")
+    if o.numel():
+        # Each document has a part of a tile at most beside the whole ones.
+        most = problem.seqlen_q // FORWARD["BLOCK_M"] + documents
+        varlen_kernel[(most, problem.heads_q)](
+            q, k, v, o, lse, starts_q, starts_k,
+            *q.stride()[1:], *k.stride()[1:], *v.stride()[1:], *o.stride()[1:],
+            documents=documents, window_left=mask.window_left or 0, window_right=right or 0,
+            HAS_LO=mask.window_left is not None, HAS_HI=right is not None,
+            BOTTOM_RIGHT=mask.alignment == "bottom-right",
+            **{name: further[name] for name in names}, **FORWARD,
+        )  # fmt: skip
+    return Outputs(o, lse)
+
+
+def masked(problem, q, k, v):
+    """O and lse under the problem's mask, whatever it is."""
+    o = torch.empty(problem.shape_o, dtype=q.dtype, device=q.device)
+    lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
+    allowed = torch.from_numpy(problem.mask.allowed(problem.seqlen_q, problem.seqlen_k))
+    further = options(problem)
+    left_out = ("band_lo", "band_hi", "HAS_LO", "HAS_HI")
+    if o.numel():
+        blocks = triton.cdiv(problem.seqlen_q, FORWARD["BLOCK_M"])
+        masked_kernel[(blocks * problem.batch * problem.heads_q,)](
+            q, k, v, o, lse, allowed.to(q.device, torch.int8),
+            *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+            **{name: value for name, value in further.items() if name not in left_out}, **FORWARD,
+        )  # fmt: skip
+    return Outputs(o, lse)
+
+
 _CAPABILITIES = Capabilities(
     dot_precisions=("ieee", "tf32", "tf32x3"),
     head_dims_v=range(1, 257),
@@ -220,5 +266,28 @@ paged_forward = Kernel(
     forward=with_pages,
     capabilities=dataclasses.replace(
         _CAPABILITIES, backward=False, softcap=False, documents=True, batch_invariant=False
+    ),
+)
+varlen_forward = Kernel(
+    name="varlen",
+    forward=varlen,
+    capabilities=dataclasses.replace(
+        _CAPABILITIES,
+        backward=False,
+        documents=True,
+        accepts=lambda problem: "a batch" if problem.batch > 1 else None,
+    ),
+)
+masked_forward = Kernel(
+    name="masked",
+    forward=masked,
+    capabilities=dataclasses.replace(
+        _CAPABILITIES,
+        backward=False,
+        documents=True,
+        patterns=patterns.NAMES,
+        accepts=lambda problem: (
+            "a large mask" if problem.seqlen_q * problem.seqlen_k > MOST_MASKED else None
+        ),
     ),
 )

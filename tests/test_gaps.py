@@ -54,6 +54,12 @@ def test_documents_of_every_kind_are_seen(drawn, trait):
     assert sum(map(trait, packed)) >= 2
 
 
+def test_documents_fill_any_lengths():
+    short = Capabilities(documents=True, accepts=lambda p: "long" if p.seqlen_q > 2 else None)
+    drawn = distribution.draw(0, 400, short)
+    assert any(c.problem.mask.documents and c.problem.seqlen_q == 0 for c in drawn)
+
+
 def test_what_other_kernels_are_given_stays(drawn):
     plain = distribution.draw(3, 300, PLAIN)
     assert not any(c.problem.mask.documents or c.problem.mask.pattern for c in plain)

@@ -111,7 +111,7 @@ class _Drawing:
             return ((p.seqlen_q, p.seqlen_k),)
         queries = self._lengths(kinds[0], p.seqlen_q, count)
         keys = queries if kinds[1] == "same" else self._lengths(kinds[1], p.seqlen_k, count)
-        most = max(len(queries), len(keys))
+        most = max(1, len(queries), len(keys))
         lengths = [
             _filled([*side, *[0] * (most - len(side))], total)
             for side, total in ((queries, p.seqlen_q), (keys, p.seqlen_k))

@@ -199,7 +199,7 @@ def varlen(problem, q, k, v):
     lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
     starts_q, starts_k, _, _ = cu_seqlens(problem, q.device)
     documents, mask, further = len(starts_q) - 1, problem.mask, options(problem)
-    right = 0 if mask.causal else mask.window_right
+    right = mask.window_right if not mask.causal else 0
     names = ("heads_q", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
     names = (*names, "softmax_scale", "softcap", "BLOCK_D", "BLOCK_DV", "SOFTCAP", "PRECISION")
     if o.numel():

@@ -462,3 +462,17 @@ def test_an_o_that_was_rounded_to_0_leaves_delta_unknown():
     _, sharp, _ = bound_backward(problem, DEFAULT, q, k, v, do, **seen)
     assert ratio(exact.dk.half(), loose) <= 1
     assert ratio(exact.dk.half(), sharp) > 1
+
+
+def test_a_row_whose_delta_is_unknown_still_has_its_p():
+    """An o whose sum may overflow says nothing of delta, but dv needs none."""
+    problem = Problem(seqlen_q=5, seqlen_k=7, head_dim=8, head_dim_v=3, dtype="float32")
+    q, k, _, do = emulator.values("logits x10", problem, 1)
+    v = torch.full(problem.shape_v, 3e38)
+    o, _ = bound_forward(problem, DEFAULT, q, k, v)
+    assert not o.det.isfinite().any()
+    exact = reference.backward(problem, q, k, torch.ones_like(v), do)
+    dq, _, dv = bound_backward(problem, DEFAULT, q, k, v, do)
+    assert not dq.det.isfinite().any()
+    assert torch.allclose(dv.reference, exact.dv)
+    assert ratio(exact.dv.float(), dv) <= 1

@@ -174,3 +174,17 @@ def test_nothing_is_said_at_random_of_what_is_not_derived():
         ]
         refined = {bounded.name for bounded in found if bounded.refiner is not None}
         assert refined == {"o", "dq", "dk", "dv"} - without
+
+
+def test_an_o_that_dropout_makes_overflow_leaves_delta_unknown():
+    problem = dataclasses.replace(BASE, dropout=0.9, lse_grad=False)
+    terms = terms_of(problem, Values(), 1)
+    q, k, v, do = emulator.values("normal", problem, 1)
+    huge = torch.full_like(v, 30_000.0)
+    o, lse = Emulator().forward(problem, q, k, huge, terms)
+    assert o.isinf().any()
+    dq, *_ = Emulator().backward(problem, q, k, huge, o, lse, do, terms)
+    bounded = bound_backward(problem, DEFAULT, q, k, huge, do, terms=terms)[0]
+    assert not bounded.det.isfinite()[~dq.isfinite()].any()
+    mild = bound_backward(problem, DEFAULT, q, k, v, do, terms=terms)[0]
+    assert mild.det.isfinite().all()

@@ -121,7 +121,10 @@ def row_statistics(  # noqa: PLR0917
         unsure = model.out.half_ulp(o4.abs() * (1 + 2 * model.out.unit_roundoff))
         unsure.clamp_(min=Cast(model.out).tiny)  # what was rounded to 0
     elif unsure is not None and arithmetic.delta_from_stored_o:
-        unsure = unsure + model.out.half_ulp(o4.abs() + unsure)
+        most = o4.abs() + unsure
+        unsure = unsure + model.out.half_ulp(most)
+        if problem.dropout:  # without, o is in the hull of v: it is stored as inf then
+            unsure.masked_fill_(most >= model.out.overflow, torch.inf)
     # A(D_v) of float32, whatever the dots do: delta is an elementwise product and a sum.
     own = SLACK * (model.ieee_dot(problem.head_dim_v) * o4.abs() + FLUSH)
     delta = (do4 * o4).sum(-1)
@@ -145,7 +148,8 @@ def row_statistics(  # noqa: PLR0917
         return Rows(lse3, delta, lse_error, delta_error, extent)
     no_p = ~(lse3 if lse_error is None else lse3 + lse_error).isfinite()
     no_ds = no_p | ~(delta + delta_error).isfinite()
-    lse3, delta, delta_error = (x.masked_fill(no_ds, 0.0) for x in (lse3, delta, delta_error))
-    lse_error = None if lse_error is None else lse_error.masked_fill(no_ds, 0.0)
+    delta, delta_error = (x.masked_fill(no_ds, 0.0) for x in (delta, delta_error))
+    lse3 = lse3.masked_fill(no_p, 0.0)  # where it is finite so is P, and dv takes that
+    lse_error = None if lse_error is None else lse_error.masked_fill(no_p, 0.0)
     extent = Extent.of(lse3, delta, delta_error, lse_error)
     return Rows(lse3, delta, lse_error, delta_error, extent, no_p, no_ds)

@@ -178,11 +178,17 @@ class Comparison:
 
     @functools.cached_property
     def infinity_allowed(self) -> torch.Tensor:
-        """Where inf of the value's sign is right: the reference overflows the output format."""
+        """Where inf is right: the reference overflows the output format on that side of 0.
+
+        With a bound that is wider than the format it may do so on the other side too; (B17).
+        """
         if self.bounded.overflow_ok is None or self._ordinary:
             return self._nowhere()
         same_sign = torch.signbit(self.got) == torch.signbit(self.reference)
-        return torch.as_tensor(self.bounded.overflow_ok, device=self.got.device) & same_sign
+        either = self.bounded.det - self.reference.abs() >= _largest(self.dtype)
+        return torch.as_tensor(self.bounded.overflow_ok, device=self.got.device) & (
+            same_sign | either
+        )
 
     @functools.cached_property
     def broken(self) -> torch.Tensor:

@@ -5,6 +5,7 @@ The rest of the harness does not know of it: a kernel's `forward` calls it on wh
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +16,6 @@ from fa_verify import ttir
 from fa_verify.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
     from torch import Tensor
 
@@ -28,8 +27,7 @@ NOWHERE = 0x7FFF_0000
 """Number of no page: what the table holds past a sequence's last page."""
 
 _UNUSED = 3  # pages of the pool that belong to no sequence
-_FAR = 1 << 32  # elements of a pool, half of whose pages 32 bits do not reach
-_MOST = 1 << 22  # pages: something is kept of each
+_FAR = 1 << 31  # elements from the first one that offsets of 32 bits do not reach
 
 
 class Pages(NamedTuple):
@@ -90,17 +88,14 @@ def paged(
     if evict:
         kept[:] = False
         kept[pages[np.tile(_seen(problem), problem.batch)]] = True
-    count = int(kept.sum()) + _UNUSED
-    spans = problem.layout_k.span(problem.shape_k), problem.layout_v.span(problem.shape_v)
-    if max(spans) > 1 << 31 and ttir.running():
-        page = page_size * problem.heads_kv * max(problem.head_dim, problem.head_dim_v)
-        count = max(count, min(_FAR // page, _MOST))
-    order = np.random.default_rng(seed).permutation(count)
+    # Pages are numbered from `first` on: none in a pool of usual size.
+    order = np.random.default_rng(seed).permutation(int(kept.sum()) + _UNUSED)
+    first, k_pages, v_pages = _pools(problem, k, v, len(order), page_size)
     numbers = np.full(len(kept), order[-1])
     numbers[kept] = order[: kept.sum()]
     table = np.full((len(lengths), int(counts.max(initial=0)) + 1), NOWHERE, dtype=np.int32)
-    for row, first, count in zip(table, first_page, counts, strict=False):
-        row[:count] = numbers[first : first + count]
+    for row, start, count in zip(table, first_page, counts, strict=False):
+        row[:count] = first + numbers[start : start + count]
 
     there = kept[pages]
     slots = numbers[pages[there]] * page_size + places[there] % page_size
@@ -108,11 +103,11 @@ def paged(
     held[order[-1]] = page_size
     owners = np.full(len(order), -1)
     owners[numbers[pages[there]]] = np.repeat(np.arange(len(lengths)), lengths)[there]
-    shape = (len(order), page_size)
-    k_pages, v_pages = (
-        _pool(x, torch.from_numpy(there), torch.from_numpy(slots), shape) for x in (k, v)
-    )
-    _tell(problem, {"k": k_pages, "v": v_pages}, held, owners)
+    for x, pool in ((k, k_pages), (v, v_pages)):
+        rows = x.transpose(1, 2).reshape(-1, *pool.shape[2:])[torch.from_numpy(there).to(x.device)]
+        places_of = torch.from_numpy(slots).to(x.device)
+        pool[first:].view(-1, *pool.shape[2:])[places_of] = rows
+    _tell(problem, {"k": k_pages[first:], "v": v_pages[first:]}, held, owners)
     return Pages(
         k_pages=k_pages,
         v_pages=v_pages,
@@ -132,20 +127,29 @@ def _seen(problem: Problem) -> npt.NDArray[np.bool_]:
     return ends.cumsum()[:-1] > 0
 
 
-def _pool(x: Tensor, there: Tensor, slots: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The rows of x that are there, each in its slot, among poison."""
-    _, heads, _, head_dim = x.shape
-    full = (*shape, heads, head_dim)
-    # So large a pool takes memory only where its pages are in use.
-    pool = x.new_empty(full) if _sparse(full) else x.new_full(full, torch.nan)
-    rows = x.transpose(1, 2).reshape(-1, heads, head_dim)
-    pool.view(-1, heads, head_dim)[slots.to(x.device)] = rows[there.to(x.device)]
-    return pool
+def _pools(
+    problem: Problem, k: Tensor, v: Tensor, count: int, page_size: int
+) -> tuple[int, Tensor, Tensor]:
+    """The first page in use, which lies past 2^31 elements where k or v reaches so far; two pools.
 
-
-def _sparse(shape: Sequence[int]) -> bool:
-    """Whether a pool is one that offsets of 32 bits do not reach, nearly all of it a hole."""
-    return math.prod(shape) > 1 << 31
+    Pages in use are NaN. The others take no memory: nobody has written there.
+    """
+    shapes = [(page_size, problem.heads_kv, x.shape[3]) for x in (k, v)]
+    spans = problem.layout_k.span(problem.shape_k), problem.layout_v.span(problem.shape_v)
+    if max(spans) > _FAR and ttir.running():
+        first = -(-_FAR // max(map(math.prod, shapes)))
+        with contextlib.suppress(RuntimeError):  # where there is not so much to be had
+            k_pages, v_pages = (
+                x.new_empty((first + count, *shape))
+                for x, shape in zip((k, v), shapes, strict=True)
+            )
+            for pool in (k_pages, v_pages):
+                pool[first:].fill_(torch.nan)
+            return first, k_pages, v_pages
+    k_pages, v_pages = (
+        x.new_full((count, *shape), torch.nan) for x, shape in zip((k, v), shapes, strict=True)
+    )
+    return 0, k_pages, v_pages
 
 
 def _tell(
@@ -158,16 +162,10 @@ def _tell(
     run = ttir.running()
     if run is None:
         return
-    own = torch.from_numpy(owners if problem.batch > 1 else np.minimum(owners, 0))
-    heads = torch.arange(problem.heads_kv)
+    own = torch.from_numpy(owners if problem.batch > 1 else np.minimum(owners, 0))[:, None]
+    labels = torch.where(own < 0, -1, own * problem.heads_kv + torch.arange(problem.heads_kv))
     for name, pool in pools.items():
-        if _sparse(pool.shape):
-            run.declare(pool, f"{name}'s pages", written=False)
-            for page in np.flatnonzero(held):
-                run.declare(pool[page, : held[page]], f"{name}'s pages", written=True)
-            continue
-        for page in np.flatnonzero(held < pool.shape[1]):
-            run.declare(pool[page, held[page] :], f"holes of {name}'s pages", written=False)
+        live = torch.arange(pool.shape[1]) < torch.from_numpy(held)[:, None]
+        run.declare(pool, f"{name}'s pages", written=live[:, :, None, None])
         if problem.batch * problem.heads_q > 1:
-            labels = torch.where(own[:, None] < 0, -1, own[:, None] * problem.heads_kv + heads)
             run.label(pool, name, labels[:, None, :, None])

@@ -69,13 +69,14 @@ class Run:
         """What may be a mistake and may be none (docs/executor.md), in order of occurrence."""
         return self.findings.notes
 
-    def declare(self, tensor: torch.Tensor, name: str, *, written: bool) -> None:
+    def declare(self, tensor: torch.Tensor, name: str, *, written: bool | torch.Tensor) -> None:
         """Register the elements of `tensor` (not its whole storage) under a name.
 
         Args:
             tensor: Any strided CPU tensor.
             name: For messages.
-            written: False if reading them before somebody writes them is a mistake.
+            written: False if reading them before somebody writes them is a mistake; a bool tensor,
+                broadcast over the tensor's shape, says it of each.
         """
         self.memory.declare(tensor, name, written=written)
 

@@ -88,9 +88,12 @@ class Memory:
         known = size // storage.cell
         storage.written[:known] = np.repeat(before.written, before.cell // storage.cell)[:known]
 
-    def set_written(self, tensor: torch.Tensor, *, written: bool) -> None:
+    def set_written(self, tensor: torch.Tensor, *, written: bool | torch.Tensor) -> None:
         """Record that the elements of `tensor` were (or never were) written."""
         if tensor.numel() == 0:
+            return
+        if isinstance(written, torch.Tensor):
+            self._set_each(tensor, written)
             return
         if written:
             storage = self.find(tensor)
@@ -110,6 +113,15 @@ class Memory:
         if cells is not None:
             cells[...] = written
 
+    def _set_each(self, tensor: torch.Tensor, written: torch.Tensor) -> None:
+        storage = self.adopt(tensor)
+        if storage.written is None:
+            storage.written = np.ones(storage.nbytes // storage.cell, np.bool_)
+        cells = storage.elements(tensor)
+        if cells is None:
+            raise AssertionError
+        cells[...] = np.asarray(written)[..., None]
+
     def unwritten(self, tensor: torch.Tensor) -> torch.Tensor:
         """Bool tensor of `tensor`'s shape: True where nobody wrote."""
         storage = self.find(tensor)
@@ -125,7 +137,7 @@ class Memory:
         """The name under which the memory at an address was declared, or ""."""
         return next((n for lo, hi, n in self._names if lo <= address < hi), "")
 
-    def declare(self, tensor: torch.Tensor, name: str, *, written: bool) -> None:
+    def declare(self, tensor: torch.Tensor, name: str, *, written: bool | torch.Tensor) -> None:
         """Name a tensor's memory and state whether its elements were written."""
         self.adopt(tensor)
         span = span_of(tensor) * tensor.element_size()

@@ -43,7 +43,7 @@ IMPLEMENTATIONS = {
     "standard": standard,
     "FlashAttention-2": flash_attention_2,
     "ours": functools.partial(attention, causal=True),
-    "ours, atomics": functools.partial(attention, causal=True, deterministic=False),
+    "ours (atomics)": functools.partial(attention, causal=True, deterministic=False),
 }
 
 
@@ -113,15 +113,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=0, help="of a step; 0: one sequence")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", default=",".join(IMPLEMENTATIONS))
     options = parser.parse_args()
     lengths = [int(x) for x in options.lengths.split(",")]
     print(torch.cuda.get_device_name(), torch.__version__)
-    print(f"| N | sequences | {' | '.join(f'{x}: GB | tokens/s' for x in IMPLEMENTATIONS)} |")
-    print("|---|---|" + "---|" * (2 * len(IMPLEMENTATIONS)))
+    chosen = options.only.split(",")
+    print(f"| N | sequences | {' | '.join(f'{x}: GB | tokens/s' for x in chosen)} |")
+    print("|---|---|" + "---|" * (2 * len(chosen)))
     for seqlen in lengths:
         shape = max(1, options.tokens // seqlen), seqlen
         cells = []
-        for attend in IMPLEMENTATIONS.values():
+        for attend in map(IMPLEMENTATIONS.get, chosen):
             torch.manual_seed(0)
             model = Transformer(max(lengths)).to(options.device)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

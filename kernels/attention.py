@@ -114,7 +114,8 @@ def attention_varlen(  # noqa: D417 (the others are those of attention)
             the last one ends: from 0 to tokens_q, never falling. They are not read before the
             kernels run, so that nothing waits for them: wrong ones read past the tensors.
         cu_seqlens_k: Likewise of k and v. A sequence may be empty.
-        softmax_scale: As all the following, see `attention`. alibi_slopes is (heads_q,).
+        softmax_scale: As all the following, see `attention`. alibi_slopes is (heads_q,), or
+            (sequences, heads_q).
 
     Returns:
         o: (tokens_q, heads_q, head_dim_v).

@@ -15,8 +15,9 @@ from .operators import triton_runs_on
 
 __all__ = ["scaled_dot_product_attention"]
 
-# Below this many queries and keys PyTorch's own attention is used. A guess: to be measured.
-SHORTEST_TRITON_SEQLEN = 128
+# Multiplications and additions of both products, from which on the host's time no longer shows:
+# docs/attention.md, "Short sequences".
+_LEAST_WORK = 1 << 39
 _MOST_HEAD_DIM = 256
 _AXES = 4
 
@@ -43,6 +44,7 @@ def scaled_dot_product_attention(
         _kernels_take(query, key, value, scale, enable_gqa)
         and _mask_fits(attn_mask, query, key, is_causal)
         and 0.0 <= dropout_p < 1.0
+        and faster(query, key, value)
     ):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -92,8 +94,20 @@ def _bias(attn_mask, dtype):
     return torch.zeros((), dtype=dtype, device=attn_mask.device).where(attn_mask, -math.inf)
 
 
+def faster(query, key, value):
+    """Whether the kernels are as fast as PyTorch's, as measured on an H200 (docs/attention.md).
+
+    Launching takes the host longer, which short sequences do not make up for. float32 in full
+    precision is slower at every length.
+    """
+    if query.dtype == torch.float32 and _float32_precision() == "ieee":
+        return False
+    logits = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+    return 2 * logits * (query.shape[3] + value.shape[3]) >= _LEAST_WORK
+
+
 def _kernels_take(query, key, value, scale, enable_gqa):
-    """Whether the kernels are there for these tensors and worth their launch."""
+    """Whether the kernels are there for these tensors."""
     tensors = (query, key, value)
     if any(x.is_nested or x.dim() != _AXES or x.dtype not in DTYPES for x in tensors):
         return False
@@ -107,6 +121,5 @@ def _kernels_take(query, key, value, scale, enable_gqa):
         and max(query.shape[3], value.shape[3]) <= _MOST_HEAD_DIM
         and (heads_q == heads_kv or (enable_gqa and heads_q % heads_kv == 0))
         and (scale is None or math.isfinite(scale))
-        and max(query.shape[2], key.shape[2]) >= SHORTEST_TRITON_SEQLEN
         and triton_runs_on(query.device.type)
     )

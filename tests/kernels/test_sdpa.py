@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa_verify import ttir
 
@@ -20,7 +22,9 @@ def grads(o, inputs):
 
 
 @pytest.fixture
-def sdpa(kernels):
+def sdpa(kernels, monkeypatch):
+    """The drop-in, with the kernels for whatever they take, however small."""
+    monkeypatch.setattr(kernels("sdpa"), "faster", lambda *_tensors: True)
     return kernels("sdpa").scaled_dot_product_attention
 
 
@@ -92,17 +96,47 @@ def test_dropout_that_kernels_do_not_take_is_torchs(sdpa, dropout_p):
         torch.testing.assert_close(got, expected, equal_nan=True)
 
 
-def test_short_lengths_are_torchs(sdpa):
-    inputs = leaves((1, 1, 30, 16), (1, 1, 40, 16), (1, 1, 40, 16))
-    with ttir.execute() as run:
-        o = sdpa(*inputs)
-    assert run.launches == []
-    torch.testing.assert_close(o, functional.scaled_dot_product_attention(*inputs))
+@pytest.mark.parametrize(
+    ("shape", "dtype", "precision", "kernels_run"),
+    [
+        ((1, 1, 40, 16), torch.float16, "highest", False),
+        ((1, 16, 4096, 64), torch.float16, "highest", False),
+        ((8, 16, 4096, 64), torch.float16, "highest", True),
+        ((8, 16, 4096, 64), torch.float32, "highest", False),
+        ((8, 16, 4096, 64), torch.float32, "high", True),
+    ],
+)
+def test_what_torch_does_faster_is_torchs(
+    kernels, on_the_cpu, monkeypatch, shape, dtype, precision, kernels_run
+):
+    monkeypatch.setattr(
+        kernels("sdpa"),
+        "_float32_precision",
+        {"highest": lambda: "ieee", "high": lambda: "tf32"}[precision],
+    )
+    with FakeTensorMode():
+        inputs = [torch.empty(shape, dtype=dtype) for _ in range(3)]
+        with Asked() as asked:
+            kernels("sdpa").scaled_dot_product_attention(*inputs)
+    assert any("attention_forward" in name for name in asked.names) == kernels_run
+    assert on_the_cpu == []
 
 
 def test_tensors_where_triton_does_not_run_are_torchs(sdpa):
     inputs = leaves((1, 1, 150, 16), (1, 1, 150, 16), (1, 1, 150, 16))
     torch.testing.assert_close(sdpa(*inputs), functional.scaled_dot_product_attention(*inputs))
+
+
+class Asked(TorchDispatchMode):
+    """The names of the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 def outcome(function, *args, **options):

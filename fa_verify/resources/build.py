@@ -30,6 +30,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         matrix: Tensor-core instructions by kind ("wgmma", "mma", "tcgen05", "mfma", "wmma").
         tf32: How many of them read tf32.
         dots: Products in Triton's IR by operand type and, for float32, the precision asked of them.
+        lost: Descriptors of products that ptxas computes wrongly (`descriptors.lost`).
     """
 
     error: str = ""
@@ -43,6 +44,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     matrix: dict[str, int] = {}
     tf32: int = 0
     dots: dict[str, int] = {}
+    lost: int = 0
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from fa_verify.resources.build import Usage
+from fa_verify.resources.descriptors import disassembled, lost
 from fa_verify.ttir.launch.compiler import installation
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compiled", "key", "usage_of", "words"]
 
-_VERSION = "1"  # of Usage, part of every key
+_VERSION = "2"  # of Usage, part of every key
 _DOES_NOT_FIT: Final = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 _WORDS = 600  # of a compiler's message
 
@@ -93,7 +94,7 @@ def usage_of(asm: Any, metadata: Any, log: str) -> Usage:
     """Read what a compiled kernel takes.
 
     Args:
-        asm: Its stages by name: "ttir", and "ptx" or "amdgcn".
+        asm: Its stages by name: "ttir", and "ptx" and "cubin", or "amdgcn".
         metadata: Triton's.
         log: What ptxas said; "" for AMD, whose assembly carries its numbers.
     """
@@ -116,6 +117,7 @@ def usage_of(asm: Any, metadata: Any, log: str) -> Usage:
         matrix=dict(sorted(kinds.items())),
         tf32=tf32,
         dots=_dots(asm["ttir"]),
+        lost=lost(disassembled(asm["cubin"])) if kinds["wgmma"] else 0,
     )
 
 

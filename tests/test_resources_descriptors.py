@@ -1,0 +1,70 @@
+"""A fault of ptxas 12.8 in machine code: descriptors of products from registers that hold others.
+
+The listings are of kernels that Triton 3.6 compiled for sm_90, cut to the registers in question.
+"""
+
+import pytest
+
+from fa_verify.resources import findings
+from fa_verify.resources.build import Build, Usage
+from fa_verify.resources.descriptors import disassembled, lost
+
+# 64 + 16 columns at fixed addresses: the copy's column and barrier are in UR10 and UR17. On an H200
+# it ended in an illegal access.
+WRONG = """
+        /*09b0*/              @UP1 UMOV UR10, 0x40 ;                          /* 0x0000004000...  */
+        /*0a10*/              @UP1 UIADD3 UR17, UR16, 0x4000, URZ ;
+        /*0a20*/              @UP2 UTMALDG.4D [UR16], [UR36] ;
+        /*0b50*/                   UIADD3 UR10, UP1, UR10, 0x20, URZ ;
+        /*0b90*/                   USHF.R.U32.HI UR38, URZ, 0x4, UR16 ;
+        /*0bb0*/                   UIADD3.X UR17, UR17, -0x3ffffff0, URZ, UP1, !UPT ;
+        /*0bd0*/                   UIADD3 UR58, UP3, UR10, 0x20, URZ ;
+        /*0c30*/                   USGXT.U32 UR38, UR38, 0xe ;
+        /*0c50*/                   UIADD3.X UR59, UR17, URZ, URZ, UP3, !UPT ;
+"""
+# The same program's keys, of 64 columns: the upper half is added to zero.
+RIGHT = """
+        /*0b70*/                   USHF.R.U32.HI UR5, URZ, 0x4, UR24 ;
+        /*0bf0*/                   USGXT.U32 UR5, UR5, 0xe ;
+        /*0c70*/                   UIADD3 UR14, UP3, UR5, 0x2, URZ ;
+        /*0ce0*/                   UMOV UR7, URZ ;
+        /*0e70*/                   UIADD3.X UR13, UR7, 0x40000040, URZ, UP3, !UPT ;
+        /*0ff0*/                   UIADD3.X UR7, UR23, URZ, URZ, UP2, !UPT ;
+"""
+
+
+def test_a_descriptor_from_a_register_that_holds_something_else_is_counted():
+    assert lost(WRONG) == 1
+    assert lost(WRONG + RIGHT) == 1
+
+
+def test_descriptors_of_right_programs_are_not():
+    assert lost(RIGHT) == 0
+    assert lost("") == 0
+
+
+@pytest.mark.parametrize("constant", ["0x100", "-0x1", "0x40004040", "0x3fff"])
+def test_other_sums_of_64_bits_are_no_descriptors(constant):
+    assert lost(WRONG.replace("-0x3ffffff0", constant)) == 0
+
+
+def test_a_register_written_as_the_upper_half_of_a_pair_is_seen():
+    moved = RIGHT.replace("UMOV UR7, URZ", "ULDC.64 UR6, c[0x0][0x6b0]")
+    assert lost(moved) == 1
+
+
+def test_what_is_no_machine_code_has_no_descriptors():
+    assert disassembled(b"") == ""
+
+
+def test_it_is_a_note():
+    case = "pass=fwd s=64x64 d=80 dtype=float16 seed=0"
+    made = Build(
+        kernel="k", target="k.py:k", function="f", location="k.py:1", chip="sm_90", config="",
+        index=0, form="", case=case, usage=Usage(registers=9, lost=2, matrix={"wgmma": 1}),
+    )  # fmt: skip
+    (judged,) = findings.judge([made], findings.Limits())
+    (finding,) = judged.findings
+    assert finding.kind == "descriptors"
+    assert "2 descriptors" in finding.text
+    assert not judged.fails

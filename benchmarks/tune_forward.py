@@ -110,7 +110,7 @@ def main():
                 print(
                     key, best, f"{point.flops / milliseconds[best] / 1e9:.0f} TFLOP/s", flush=True
                 )
-    run_of = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
+    run_of = {"device": torch.cuda.get_device_name(), "torch": str(torch.__version__),
               "triton": triton.__version__, "script": "benchmarks/tune_forward.py"}  # fmt: skip
     tables = {"run": run_of, "hopper_forward_kernel": table}
     options.output.parent.mkdir(parents=True, exist_ok=True)

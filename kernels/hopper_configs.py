@@ -13,7 +13,7 @@ class Tiles:
         block_m: Queries a tile. At least 32: tiles of lse begin at multiples of 128 bytes.
         block_n: Keys a tile.
         warps: Of a program.
-        stages: Tiles of a loop in shared memory at a time.
+        stages: Tiles of a loop in shared memory at a time. At least 2: see hopper_forward.py.
         registers: Most that a thread may have; None: as many as it wants.
         dp_first: The order of products; see hopper_dkdv_kernel.
     """

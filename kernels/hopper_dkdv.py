@@ -121,7 +121,7 @@ def add_dq(
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr,
 ):  # fmt: skip
     """Add dS K to the rows of one head, by the copy engine; ds is transposed, (keys, queries)."""
-    if BLOCK_M < 64:
+    if BLOCK_M < 64:  # wgmma takes 64 rows and more: transposed, rows are columns of k
         dq_acc = tl.trans(tl.dot(tl.trans(k_tile), ds)).reshape(1, 1, BLOCK_M, BLOCK_D)
     else:
         dq_acc = tl.dot(tl.trans(ds), k_tile).reshape(1, 1, BLOCK_M, BLOCK_D)

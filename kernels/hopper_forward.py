@@ -25,6 +25,7 @@ __all__ = ["fits", "forward"]
 _HEAD_DIMS = {64: (64, 0), 80: (64, 16), 96: (64, 32), 128: (128, 0), 256: (256, 0)}
 _LARGEST_SCALE = 2.0**20  # scale * log2(e) * score is finite in float32 for any fp16 q and k
 _L2_SHARE = 24 << 20  # bytes of keys and values of heads that run at a time; half of an H200's L2
+_SHORTEST, _LONGEST = 512, 16384  # lengths that tables tell apart
 _FEATURES = ("HAS_LO", "SOFTCAP", "VARLEN", "SPARSE", "BIAS", "ALIBI", "DROPOUT")
 
 
@@ -213,7 +214,7 @@ def forward(problem, arguments, q, k, v, o, lse):
         sequences, problem.heads_q, problem.group, problem.seqlen_q, problem.seqlen_k,
         problem.head_dim, arguments["band_hi"],
         min(max(_L2_SHARE // keys, 1) * problem.group, sequences),
-        problem.scale, arguments["seqlen_bucket"],
+        problem.scale, min(max(arguments["seqlen_bucket"], _SHORTEST), _LONGEST),
         BLOCK_D=block_d, TAIL_D=tail_d, HAS_HI=arguments["HAS_HI"],
     )  # fmt: skip
 

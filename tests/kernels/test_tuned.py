@@ -1,10 +1,13 @@
 """Configurations of kernels with descriptors: on known cards, on others, where nothing is timed."""
 
+import json
 import types
 
 import pytest
 import torch
 import triton
+
+from fa_verify import Problem
 
 KEY = ["head_dim"]
 
@@ -102,3 +105,39 @@ def test_what_was_just_tuned_is_kept_by_the_launch(tuned):
     tuned._kept().unlink()
     one[(1,)](None, head_dim=64)
     assert not tuned._kept().exists()
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seqlen", [512, 1024, 2048, 4096, 8192, 16384])
+def test_the_table_of_an_h200_names_what_is_offered_and_was_fastest(
+    kernels, head_dim, causal, seqlen
+):
+    """A configuration that is no longer offered would be tuned anew, and nobody be told."""
+    module = kernels("tuned")
+    table = json.loads((module._TABLES / "NVIDIA_H200.json").read_text())
+    found = table["hopper_forward_kernel"][
+        f"head_dim={head_dim},HAS_HI={causal},seqlen_bucket={seqlen}"
+    ]
+    configs = kernels("configs")
+    offered = configs.described(configs.HOPPER_FORWARD, head_dim, None)
+    assert set(found["milliseconds"]) == set(map(module._text, offered))
+    assert found["milliseconds"][found["best"]] == min(found["milliseconds"].values())
+    assert table["run"]["script"] == "benchmarks/tune_forward.py"
+
+
+def test_lengths_outside_the_table_take_its_ends(kernels, monkeypatch):
+    hopper = kernels("hopper_forward")
+    seen = []
+
+    class Tuned:
+        def __getitem__(self, _grid):
+            return lambda *arguments, **_: seen.append(arguments[-1])
+
+    monkeypatch.setattr(hopper, "_tuned", lambda _: Tuned())
+    x = torch.zeros(1, 1, 16, 64, dtype=torch.float16)
+    for bucket in (16, 512, 2048, 1 << 20):
+        given = {"band_hi": 0, "HAS_HI": True, "seqlen_bucket": bucket}
+        problem = Problem(seqlen_q=16, seqlen_k=16, head_dim=64, head_dim_v=64)
+        hopper.forward(problem, given, x, x, x, x, torch.zeros(1, 1, 16))
+    assert seen == [512, 512, 2048, 16384]

@@ -5,7 +5,6 @@ The rest of the harness does not know of it: a kernel's `forward` calls it on wh
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,15 +51,20 @@ class Pages(NamedTuple):
 
 
 def paged(
-    problem: Problem, k: Tensor, v: Tensor, *, page_size: int, seed: int = 0, evict: bool = False
+    problem: Problem,
+    k: Tensor,
+    v: Tensor,
+    *,
+    page_size: int,
+    seed: int = 0,
+    evict: bool = False,
+    far: bool = False,
 ) -> Pages:
     """Lay k and v out in shuffled pages.
 
     What a right kernel has no business to read is poison: slots that hold no key and pages of no
     sequence are NaN, and memory that nobody wrote to the CPU executor, which names the line that
     reads there; table entries past a sequence's last page are `NOWHERE`, far outside the pool.
-
-    Where offsets into k or v need 64 bits, so do those into the pools, on the CPU executor.
 
     Args:
         problem: The case's problem.
@@ -70,6 +74,8 @@ def paged(
         seed: Chooses the order of the pages.
         evict: Pages that no query sees a key of are gone, as engines free what a window has left
             behind: their entries lead to one page of NaN, which may be read and must not matter.
+        far: Pages in use lie past 2^31 elements of the larger pool, as they do in pools of some
+            gigabytes. On the CPU the rest of it takes address space alone.
 
     Raises:
         InvalidInputError: page_size is less than 1.
@@ -90,7 +96,7 @@ def paged(
         kept[pages[np.tile(_seen(problem), problem.batch)]] = True
     # Pages are numbered from `first` on: none in a pool of usual size.
     order = np.random.default_rng(seed).permutation(int(kept.sum()) + _UNUSED)
-    first, k_pages, v_pages = _pools(problem, k, v, len(order), page_size)
+    first, k_pages, v_pages = _pools(problem, k, v, len(order), page_size, far=far)
     numbers = np.full(len(kept), order[-1])
     numbers[kept] = order[: kept.sum()]
     table = np.full((len(lengths), int(counts.max(initial=0)) + 1), NOWHERE, dtype=np.int32)
@@ -128,28 +134,18 @@ def _seen(problem: Problem) -> npt.NDArray[np.bool_]:
 
 
 def _pools(
-    problem: Problem, k: Tensor, v: Tensor, count: int, page_size: int
+    problem: Problem, k: Tensor, v: Tensor, count: int, page_size: int, *, far: bool
 ) -> tuple[int, Tensor, Tensor]:
-    """The first page in use, which lies past 2^31 elements where k or v reaches so far; two pools.
-
-    Pages in use are NaN. The others take no memory: nobody has written there.
-    """
+    """The number of the first page in use, and two pools, NaN from there on."""
     shapes = [(page_size, problem.heads_kv, x.shape[3]) for x in (k, v)]
-    spans = problem.layout_k.span(problem.shape_k), problem.layout_v.span(problem.shape_v)
-    if max(spans) > _FAR and ttir.running():
-        first = -(-_FAR // max(map(math.prod, shapes)))
-        with contextlib.suppress(RuntimeError):  # where there is not so much to be had
-            k_pages, v_pages = (
-                x.new_empty((first + count, *shape))
-                for x, shape in zip((k, v), shapes, strict=True)
-            )
-            for pool in (k_pages, v_pages):
-                pool[first:].fill_(torch.nan)
-            return first, k_pages, v_pages
+    first = -(-_FAR // max(map(math.prod, shapes))) if far else 0
+    # What lies before takes address space, and no memory as long as nobody looks.
     k_pages, v_pages = (
-        x.new_full((count, *shape), torch.nan) for x, shape in zip((k, v), shapes, strict=True)
+        x.new_empty((first + count, *shape)) for x, shape in zip((k, v), shapes, strict=True)
     )
-    return 0, k_pages, v_pages
+    for pool in (k_pages, v_pages):
+        pool[first:].fill_(torch.nan)
+    return first, k_pages, v_pages
 
 
 def _tell(

@@ -263,11 +263,11 @@ def contiguous_kernel(name, *, num_splits=None, split_keys=None):
     )
 
 
-def paged_kernel(name, page_size, *, prefill=False, evict=True, num_splits=None, split_keys=None):
-    """Decoding, or with `prefill` any number of queries, with a paged cache."""
+def paged_kernel(name, page_size, *, prefill=False, far=False, num_splits=None, split_keys=None):
+    """Decoding, or with `prefill` any number of queries, with a paged cache; see `paged`."""
 
     def forward(problem, q, k, v, sinks=None):
-        pages = paged(problem, k, v, page_size=page_size, evict=evict)
+        pages = paged(problem, k, v, page_size=page_size, evict=True, far=far)
         packed = {}
         if problem.mask.documents:
             packed = {"cu_seqlens_q": pages.cu_seqlens_q, "max_seqlen_q": pages.max_seqlen_q}

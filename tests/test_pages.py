@@ -7,7 +7,6 @@ import triton.language as tl
 
 from fa_verify import Mask, Problem, paged, ttir
 from fa_verify.errors import InvalidInputError
-from fa_verify.layouts import Layout
 from fa_verify.pages import NOWHERE
 
 
@@ -143,11 +142,11 @@ def copy_page(pool, table, o, stride_page, WIDE: tl.constexpr):  # noqa: N803
 
 
 @pytest.mark.parametrize(("wide", "kinds"), [(True, set()), (False, {"integer-overflow"})])
-def test_pools_are_as_far_as_keys(wide, kinds):
-    p = problem(seqlen_k=500, layout_k=Layout(pad=(0, 0, 1 << 25, 0)))
-    k, v = tensors(p)  # paged() looks at the layout alone
+def test_pages_may_lie_far(wide, kinds):
+    p = problem(seqlen_k=500)
+    k, v = tensors(p)
     with ttir.execute() as run:
-        pages = paged(p, k, v, page_size=128)
+        pages = paged(p, k, v, page_size=128, far=True)
         assert pages.k_pages.numel() > 1 << 31
         o = torch.empty(4)
         copy_page[(1,)](pages.k_pages, pages.block_table, o, pages.k_pages.stride(0), WIDE=wide)

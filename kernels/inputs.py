@@ -1,5 +1,6 @@
 """What an attention is asked for, as operators take it, and the `Problem` that it poses."""
 
+import functools
 import typing
 
 import torch
@@ -58,8 +59,13 @@ class Options(typing.NamedTuple):
     deterministic: bool = True
 
 
-def problem_of(inputs, options):
+def problem_of(inputs, options, *, symbolic=False):
     """The problem that these pose.
+
+    Args:
+        inputs: The tensors.
+        options: The rest.
+        symbolic: Sizes may be symbols, which have no hash.
 
     Raises:
         ValueError: One breaks its rule, or they do not fit together.
@@ -68,18 +74,27 @@ def problem_of(inputs, options):
     _check_terms(inputs)
     _check_block_mask(inputs, options)
     q, k, v = inputs[:3]
+    terms = _bias_axes(inputs), inputs.alibi_slopes is not None, inputs.sinks is not None
+    pose = _problem.__wrapped__ if symbolic else _problem
+    return pose(q.shape, k.shape, v.shape[3], DTYPES[q.dtype], options, terms)
+
+
+@functools.lru_cache(maxsize=256)
+def _problem(shape_q, shape_k, head_dim_v, dtype, options, terms):
+    batch, heads_q, seqlen_q, head_dim = shape_q
+    bias, alibi, sinks = terms
     left, right = (
         None if size < 0 else size for size in (options.window_left, options.window_right)
     )
     return Problem(
-        batch=q.shape[0],
-        heads_q=q.shape[1],
-        heads_kv=k.shape[1],
-        seqlen_q=q.shape[2],
-        seqlen_k=k.shape[2],
-        head_dim=q.shape[3],
-        head_dim_v=v.shape[3],
-        dtype=DTYPES[q.dtype],
+        batch=batch,
+        heads_q=heads_q,
+        heads_kv=shape_k[1],
+        seqlen_q=seqlen_q,
+        seqlen_k=shape_k[2],
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        dtype=dtype,
         dot_precision=options.dot_precision,
         mask=Mask(
             causal=options.causal,
@@ -89,9 +104,9 @@ def problem_of(inputs, options):
         ),
         softmax_scale=options.softmax_scale,
         softcap=options.softcap,
-        bias=_bias_axes(inputs),
-        alibi=inputs.alibi_slopes is not None,
-        sinks=inputs.sinks is not None,
+        bias=bias,
+        alibi=alibi,
+        sinks=sinks,
         dropout=options.dropout_p,
     )
 

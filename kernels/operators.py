@@ -29,6 +29,7 @@ _ARGUMENTS = (
     "float dropout_p, str alignment, str dot_precision, bool deterministic"
 )
 _INPUTS = len(Inputs._fields)
+_PLAIN = torch.Tensor, torch.nn.Parameter
 
 
 @torch.compiler.assume_constant_result
@@ -53,18 +54,13 @@ def on_device(tensor):
     return torch.cuda.device_of(tensor)
 
 
-def _parse(arguments):
+def _parse(arguments, *, symbolic=False):
     """`Inputs`, `Options`, and the problem that they pose."""
     inputs, options = Inputs(*arguments[:_INPUTS]), Options(*arguments[_INPUTS:])
-    return inputs, options, problem_of(inputs, options)
+    return inputs, options, problem_of(inputs, options, symbolic=symbolic)
 
 
-@torch.library.custom_op(
-    f"{NAMESPACE}::attention_forward",
-    mutates_args=(),
-    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
-)
-def attention_forward_op(*arguments):  # noqa: ANN002
+def _forward(*arguments):  # noqa: ANN002
     """The forward pass: o and lse."""
     inputs, _, problem = _parse(arguments)
     q, k, v = inputs[:3]
@@ -73,20 +69,22 @@ def attention_forward_op(*arguments):  # noqa: ANN002
     return outputs.o, outputs.lse
 
 
+attention_forward_op = torch.library.custom_op(
+    f"{NAMESPACE}::attention_forward",
+    _forward,
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
+)
+
+
 @attention_forward_op.register_fake
 def _forward_fake(*arguments):  # noqa: ANN002
-    inputs, _, problem = _parse(arguments)
+    inputs, _, problem = _parse(arguments, symbolic=True)
     q = inputs.q
     return q.new_empty(problem.shape_o), q.new_empty(problem.shape_lse, dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    f"{NAMESPACE}::attention_backward",
-    mutates_args=(),
-    schema="(Tensor o, Tensor lse, Tensor do, Tensor? dlse, bool needs_dbias, "
-    f"{_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def _attention_backward_op(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
+def _backward(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
     """The backward pass: dq, dk, dv, dbias and dsinks; what is not there is empty."""
     inputs, options, problem = _parse(arguments)
     q, k, v = inputs[:3]
@@ -101,9 +99,18 @@ def _attention_backward_op(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: 
     return grads.dq, grads.dk, grads.dv, *further
 
 
+_attention_backward_op = torch.library.custom_op(
+    f"{NAMESPACE}::attention_backward",
+    _backward,
+    mutates_args=(),
+    schema="(Tensor o, Tensor lse, Tensor do, Tensor? dlse, bool needs_dbias, "
+    f"{_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
 @_attention_backward_op.register_fake
 def _backward_fake(_o, _lse, _do, _dlse, needs_dbias, *arguments):  # noqa: ANN002
-    inputs, _, _ = _parse(arguments)
+    inputs, _, _ = _parse(arguments, symbolic=True)
     given = *inputs[:3], inputs.bias if needs_dbias else None, inputs.sinks
     return tuple(inputs.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
 
@@ -122,13 +129,13 @@ def _save(ctx, inputs, output):
     ctx.options = inputs[_INPUTS:]
 
 
-def _gradients(ctx, do, dlse):
+def _gradients(ctx, do, dlse, backward):
     """Of q, k, v, bias, alibi_slopes and sinks; and of all that has none."""
     o, lse, *saved = ctx.saved_tensors
     block_mask = saved[_INPUTS - 1 :] or None
     do = torch.zeros_like(o) if do is None else do
     needs_dbias, needs_dsinks = (ctx.needs_input_grad[i] for i in (3, 5))
-    dq, dk, dv, dbias, dsinks = _attention_backward_op(
+    dq, dk, dv, dbias, dsinks = backward(
         o, lse, do, dlse, needs_dbias, *saved[: _INPUTS - 1], block_mask, *ctx.options
     )
     dbias, dsinks = dbias if needs_dbias else None, dsinks if needs_dsinks else None
@@ -136,7 +143,7 @@ def _gradients(ctx, do, dlse):
 
 
 def _differentiate(ctx, do, dlse):
-    grads, block_mask, options = _gradients(ctx, do, dlse)
+    grads, block_mask, options = _gradients(ctx, do, dlse, _attention_backward_op)
     return *grads, block_mask and [None] * len(block_mask), *(None,) * options
 
 
@@ -144,22 +151,30 @@ attention_forward_op.register_autograd(_differentiate, setup_context=_save)
 
 
 class _Attention(torch.autograd.Function):
-    """The operator under autograd once more: what torch.library wraps around one takes longer.
+    """The same without torch.library, whose wrappers take half of the host's time for a call.
 
-    That is half of the host's time for a forward and backward call. Nor is `setup_context` used:
-    then torch binds all arguments to the signature, each time.
+    Nor is `setup_context` used: then torch binds all arguments to the signature, each time.
     """
 
     @staticmethod
     def forward(ctx, *arguments):  # noqa: ANN002, ANN205
-        output = attention_forward_op(*arguments)
+        output = (_forward if _eager(arguments[0]) else attention_forward_op)(*arguments)
         _save(ctx, arguments, output)
         return output
 
     @staticmethod
     def backward(ctx, do, dlse):  # noqa: ANN205
-        grads, _, options = _gradients(ctx, do, dlse)
+        # With create_graph the operator says that a gradient has no gradient.
+        plain = _eager(ctx.saved_tensors[0]) and not torch.is_grad_enabled()
+        grads, _, options = _gradients(
+            ctx, do, dlse, _backward if plain else _attention_backward_op
+        )
         return *grads, None, *(None,) * options
+
+
+def _eager(tensor):
+    """Whether nothing looks at operators: no mode of dispatch, no tensor of another kind."""
+    return torch._C._len_torch_dispatch_stack() == 0 and type(tensor) in _PLAIN  # noqa: SLF001
 
 
 def differentiable_attention(inputs, options):

@@ -9,6 +9,11 @@ import sys
 import pytest
 
 from fa_verify import loader
+from fa_verify.backends.base import Setup
+from fa_verify.backends.cpu import CpuBackend
+from fa_verify.case import Case
+from fa_verify.verify import verify
+from fa_verify.zoo.defects import KERNELS
 from fa_verify.zoo.operators import OPERATORS, applied
 from fa_verify.zoo.outcomes import Outcome, named, totals
 from fa_verify.zoo.table import render
@@ -97,6 +102,20 @@ def test_operators_know_where_they_show():
     assert needy
     assert all(o.shows_on(kernel) and not o.shows_on(forward) for o in needy)
     assert applied(TARGET, "mask-ignored").name == "mask-ignored"
+    for needed in ("documents", "patterns"):
+        undeclared = dataclasses.replace(kernel, capabilities=None)
+        operators = [o for o in OPERATORS if o.needs == needed]
+        assert operators
+        assert not any(o.shows_on(undeclared) for o in operators)
+
+
+@pytest.mark.parametrize("name", ["documents-ignored", "document-takes-a-key", "gaps-ignored"])
+def test_operators_of_documents_and_gaps_are_caught(name):
+    target = f"{KERNELS / 'launch.py'}:masked_forward"
+    line = "pass=fwd s=20x30 d=16 dtype=float32 seed=1 mask=docs5x0-9x20-6x10.pattern:prefix:9"
+    right, wrong = loader.load(target)[0], applied(target, name)
+    for kernel, verdict in ((right, "pass"), (wrong, "fail")):
+        assert verify(Case.parse(line), kernel, Setup(), CpuBackend()).verdict == verdict
 
 
 @pytest.mark.parametrize(

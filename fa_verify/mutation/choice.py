@@ -71,6 +71,12 @@ def traits(case: Case) -> Iterator[str]:
     rows = f"in vectors of {wide}" if _vectors(case, wide) else "of single elements"
     yield f"columns {_columns(p.head_dim, wide)} {rows}"
     yield f"columns of v {_columns(p.head_dim_v, wide)} {p.head_dim == p.head_dim_v} {rows}"
+    if mask.documents:
+        empty = sorted({lengths.index(0) for lengths in mask.documents if 0 in lengths})
+        yield f"documents {len(mask.documents) > 1} {mask.alignment if mask.banded else ''}"
+        yield f"documents empty {empty}"
+    if mask.pattern:
+        yield f"pattern {mask.pattern.partition(':')[0]} {p.seqlen_q > _LARGEST_BLOCK}"
     shift = mask.shift(p.seqlen_q, p.seqlen_k)
     right = 0 if mask.causal else mask.window_right
     if right is not None:

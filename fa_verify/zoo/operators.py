@@ -6,6 +6,7 @@ Each operator changes what the kernel is asked (problem, inputs) or what it gave
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATORS", "Operator", "applied", "planted"]
 
-_CAPABILITIES = ("window", "softcap", "gqa", *TERMS)
+_DECLARED = (*TERMS, "documents", "patterns")  # what nobody has unless he says so
+_CAPABILITIES = ("window", "softcap", "gqa", *_DECLARED)
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -82,7 +84,7 @@ class Operator:
         takes = kernel.takes
         if self.needs in _CAPABILITIES and takes is not None:
             return bool(getattr(takes, self.needs))
-        return self.needs not in TERMS
+        return self.needs not in _DECLARED
 
     def on(self, kernel: Kernel) -> Kernel:
         """The kernel with the defect."""
@@ -154,6 +156,20 @@ def _other_alignment(problem: Problem) -> Problem:
     return dataclasses.replace(problem, mask=dataclasses.replace(problem.mask, alignment=other))
 
 
+def _masked(**fields: Any) -> Callable[[Problem], Problem]:
+    return lambda p: dataclasses.replace(p, mask=dataclasses.replace(p.mask, **fields))
+
+
+def _key_of_the_next(problem: Problem) -> Problem:
+    """The first document that has one after it with keys takes a key from it."""
+    documents = [list(lengths) for lengths in problem.mask.documents]
+    for one, following in itertools.pairwise(documents):
+        if following[1]:
+            one[1], following[1] = one[1] + 1, following[1] - 1
+            break
+    return _masked(documents=tuple((q, k) for q, k in documents))(problem)
+
+
 def _swapped(_problem: Problem, grads: Grads) -> Grads:
     if grads.dk.shape != grads.dv.shape:
         return grads
@@ -193,6 +209,26 @@ OPERATORS: tuple[Operator, ...] = (
         defect="The mask is ignored.",
         ask=lambda p: dataclasses.replace(p, mask=Mask()),
         causes=("is ignored",),
+    ),
+    Operator(
+        name="documents-ignored",
+        defect="Packed documents are one sequence.",
+        ask=_masked(documents=()),
+        needs="documents",
+        causes=("documents are ignored", "documents see each other"),
+    ),
+    Operator(
+        name="document-takes-a-key",
+        defect="A packed document ends one key too late, and the next one begins there.",
+        ask=_key_of_the_next,
+        needs="documents",
+    ),
+    Operator(
+        name="gaps-ignored",
+        defect="What a mask hides beside its band is seen.",
+        ask=_masked(pattern=""),
+        needs="patterns",
+        causes=("gaps are ignored",),
     ),
     Operator(
         name="one-key-more",

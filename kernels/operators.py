@@ -129,9 +129,16 @@ def _save(ctx, inputs, output):
     ctx.options = inputs[_INPUTS:]
 
 
-def _gradients(ctx, do, dlse, backward):
-    """Of q, k, v, bias, alibi_slopes and sinks; and of all that has none."""
+def _gradients(ctx, do, dlse, *, bypass):
+    """Of q, k, v, bias, alibi_slopes and sinks; and of all that has none.
+
+    `bypass`: the operator, where nobody looks. The saved tensors are asked for once only, since
+    `torch.utils.checkpoint` computes them then.
+    """
     o, lse, *saved = ctx.saved_tensors
+    # With create_graph it is the operator that says that a gradient has no gradient.
+    plain = bypass and _eager(o) and not torch.is_grad_enabled()
+    backward = _backward if plain else _attention_backward_op
     block_mask = saved[_INPUTS - 1 :] or None
     do = torch.zeros_like(o) if do is None else do
     needs_dbias, needs_dsinks = (ctx.needs_input_grad[i] for i in (3, 5))
@@ -143,7 +150,7 @@ def _gradients(ctx, do, dlse, backward):
 
 
 def _differentiate(ctx, do, dlse):
-    grads, block_mask, options = _gradients(ctx, do, dlse, _attention_backward_op)
+    grads, block_mask, options = _gradients(ctx, do, dlse, bypass=False)
     return *grads, block_mask and [None] * len(block_mask), *(None,) * options
 
 
@@ -164,11 +171,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, do, dlse):  # noqa: ANN205
-        # With create_graph the operator says that a gradient has no gradient.
-        plain = _eager(ctx.saved_tensors[0]) and not torch.is_grad_enabled()
-        grads, _, options = _gradients(
-            ctx, do, dlse, _backward if plain else _attention_backward_op
-        )
+        grads, _, options = _gradients(ctx, do, dlse, bypass=True)
         return *grads, None, *(None,) * options
 
 

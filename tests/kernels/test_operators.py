@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 SHAPES = (1, 2, 20, 16), (1, 1, 24, 16), (1, 1, 24, 8)
 
@@ -142,6 +143,28 @@ def test_the_operator_alone_has_the_same_gradients(kernels, on_the_cpu):
         )
         assert all(map(torch.equal, got, grads))
     assert on_the_cpu.count("dq_kernel") == 4
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoints_compute_it_again(kernels, on_the_cpu, use_reentrant):
+    inputs, attention = leaves(), kernels("attention").attention
+
+    def function(*inputs):
+        return attention(*inputs, causal=True, dropout_p=0.2)
+
+    torch.manual_seed(0)
+    o = checkpoint(function, *inputs, use_reentrant=use_reentrant)
+    got = grads_of(o, inputs)
+    assert on_the_cpu.count("forward_kernel") == 2
+    torch.manual_seed(0)
+    assert all(map(torch.equal, got, grads_of(function(*inputs), inputs)))
+
+
+def grads_of(o, inputs):
+    for x in inputs:
+        x.grad = None
+    o.square().sum().backward()
+    return [x.grad for x in inputs]
 
 
 def test_only_these_tensors_are_saved(kernels, on_the_cpu):

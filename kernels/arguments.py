@@ -144,7 +144,7 @@ def arguments(
         "alibi": None
         if alibi_slopes is None
         else (mask.shift(seqlen_q, seqlen_k), problem.heads_q * (alibi_slopes.dim() - 1)),
-        "dropout": None if dropout_seed is None else dropout.arguments(problem, dropout_seed),
+        **dropout.arguments(problem, dropout_seed),
         **_gaps(block_mask),
         "BLOCK_D": block_d,
         "TAIL_D": tail_d,

@@ -34,7 +34,8 @@ _RUNTIME = (
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "heads_q", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi", "dropout",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi",
+    "dropout_seed", "dropout_threshold", "dropout_factor",
 )  # fmt: skip
 
 
@@ -47,7 +48,8 @@ def dkdv_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, heads_kv, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi,
+    dropout_seed, dropout_threshold, dropout_factor,
     kinds, tiles, offsets, listed,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
@@ -169,7 +171,16 @@ def dkdv_kernel(
                 weights = p
                 if DROPOUT:
                     kept = tl.trans(
-                        keep_tile(dropout, place, head_q, first_query, first_key, BLOCK_M, BLOCK_N)
+                        keep_tile(
+                            dropout_seed,
+                            dropout_threshold,
+                            place,
+                            head_q,
+                            first_query,
+                            first_key,
+                            BLOCK_M,
+                            BLOCK_N,
+                        )
                     )
                     weights = tl.where(kept, p, 0.0)
                 dv_acc, dv_tail = add_product(
@@ -183,7 +194,7 @@ def dkdv_kernel(
                 )
                 dp = dot_rows(v_tile, v_tail, do_tile, do_tail, TAIL_DV, DOT_PRECISION)
                 if DROPOUT:
-                    dp = tl.where(kept, dp * dropout[2], 0.0)
+                    dp = tl.where(kept, dp * dropout_factor, 0.0)
                 ds = p * (dp - row_delta[None, :]) * slope
                 if BIAS != "":
                     ds = tl.where(p == 0.0, 0.0, ds)  # of a bias of -inf, as below
@@ -210,8 +221,8 @@ def dkdv_kernel(
         dk_acc * softmax_scale, dk_tail * softmax_scale, BLOCK_N, BLOCK_D, TAIL_D, VECTOR,
     )  # fmt: skip
     if DROPOUT:
-        dv_acc = dv_acc * dropout[2]
-        dv_tail = dv_tail * dropout[2]
+        dv_acc = dv_acc * dropout_factor
+        dv_tail = dv_tail * dropout_factor
     store_rows(
         dv_head, first_key, length_k, head_dim_v, head_dim_v,
         dv_acc, dv_tail, BLOCK_N, BLOCK_DV, TAIL_DV, VECTOR,

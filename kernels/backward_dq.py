@@ -22,7 +22,8 @@ _RUNTIME = (
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi", "dropout",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi",
+    "dropout_seed", "dropout_threshold", "dropout_factor",
 )  # fmt: skip
 
 
@@ -83,7 +84,8 @@ def dq_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi,
+    dropout_seed, dropout_threshold, dropout_factor,
     kinds, tiles, offsets, listed,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
@@ -185,8 +187,17 @@ def dq_kernel(
                 p = tl.where(visible, p, 0.0)
             dp = dot_rows(do_tile, do_tail, v_tile, v_tail, TAIL_DV, DOT_PRECISION)
             if DROPOUT:
-                kept = keep_tile(dropout, place, head_q, first_query, first_key, BLOCK_M, BLOCK_N)
-                dp = tl.where(kept, dp * dropout[2], 0.0)
+                kept = keep_tile(
+                    dropout_seed,
+                    dropout_threshold,
+                    place,
+                    head_q,
+                    first_query,
+                    first_key,
+                    BLOCK_M,
+                    BLOCK_N,
+                )
+                dp = tl.where(kept, dp * dropout_factor, 0.0)
             ds = p * (dp - row_delta[:, None]) * slope
             if BIAS != "":
                 ds = tl.where(p == 0.0, 0.0, ds)  # of a bias of -inf, as below

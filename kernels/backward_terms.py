@@ -35,7 +35,8 @@ _RUNTIME = (
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "own_heads", "shared_heads", "sharers", "splits",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi", "dropout",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi",
+    "dropout_seed", "dropout_threshold", "dropout_factor",
 )  # fmt: skip
 
 
@@ -49,7 +50,8 @@ def dbias_kernel(
     own_heads, shared_heads, sharers, splits,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi,
+    dropout_seed, dropout_threshold, dropout_factor,
     kinds, tiles, offsets, listed,  # noqa: ARG001 (others walk lists of blocks; this visits all)
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
@@ -160,9 +162,16 @@ def dbias_kernel(
                 dp = dot_rows(do_tile, do_tail, v_tile, v_tail, TAIL_DV, DOT_PRECISION)
                 if DROPOUT:
                     kept = keep_tile(
-                        dropout, place, head_q, first_query, first_key, BLOCK_M, BLOCK_N
+                        dropout_seed,
+                        dropout_threshold,
+                        place,
+                        head_q,
+                        first_query,
+                        first_key,
+                        BLOCK_M,
+                        BLOCK_N,
                     )
-                    dp = tl.where(kept, dp * dropout[2], 0.0)
+                    dp = tl.where(kept, dp * dropout_factor, 0.0)
                 keys = first_key + tl.arange(0, BLOCK_N)
                 if SPARSE > 0:
                     visible = block_seen(

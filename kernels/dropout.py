@@ -29,23 +29,29 @@ def threshold(probability):
 
 
 def arguments(problem, seed):
-    """What kernels take of dropout: (seed, threshold, factor of what is kept)."""
-    seed = (int(seed) + 2**63) % 2**64 - 2**63  # its low 64 bits, signed
-    return seed, threshold(problem.dropout), 1.0 / (1.0 - problem.dropout)
+    """What kernels take of dropout, by name; None where there is none."""
+    if seed is None:
+        return {"dropout_seed": None, "dropout_threshold": None, "dropout_factor": None}
+    return {
+        "dropout_seed": (int(seed) + 2**63) % 2**64 - 2**63,  # its low 64 bits, signed
+        "dropout_threshold": threshold(problem.dropout),
+        "dropout_factor": 1.0 / (1.0 - problem.dropout),
+    }
 
 
 @triton.jit
 def keep_tile(
-    dropout, batch, head, first_query, first_key, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    seed, threshold, batch, head, first_query, first_key,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Which of BLOCK_M x BLOCK_N elements of one head are kept; first_key is a multiple of 4."""
     queries = first_query + tl.arange(0, BLOCK_M)
     quads = first_key // 4 + tl.arange(0, BLOCK_N // 4)
-    words = tl.philox(dropout[0], quads[None, :], queries[:, None], head, batch)
-    kept0 = words[0].to(tl.int32, bitcast=True) >= dropout[1]
-    kept1 = words[1].to(tl.int32, bitcast=True) >= dropout[1]
-    kept2 = words[2].to(tl.int32, bitcast=True) >= dropout[1]
-    kept3 = words[3].to(tl.int32, bitcast=True) >= dropout[1]
+    words = tl.philox(seed, quads[None, :], queries[:, None], head, batch)
+    kept0 = words[0].to(tl.int32, bitcast=True) >= threshold
+    kept1 = words[1].to(tl.int32, bitcast=True) >= threshold
+    kept2 = words[2].to(tl.int32, bitcast=True) >= threshold
+    kept3 = words[3].to(tl.int32, bitcast=True) >= threshold
     # Bytes, not bits, are moved between threads; [..., i, j] is word 2 i + j.
     evens = tl.join(kept0.to(tl.int8), kept2.to(tl.int8))
     odds = tl.join(kept1.to(tl.int8), kept3.to(tl.int8))

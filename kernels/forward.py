@@ -19,7 +19,8 @@ _RUNTIME = (
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_ob", "stride_oh", "stride_om",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi", "dropout",
+    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi",
+    "dropout_seed", "dropout_threshold", "dropout_factor",
 )  # fmt: skip
 
 
@@ -32,7 +33,8 @@ def forward_kernel(
     stride_ob, stride_oh, stride_om,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi, dropout, sinks,
+    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi,
+    dropout_seed, dropout_threshold, dropout_factor, sinks,
     kinds, tiles, offsets, listed,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr, PADDED_DV: tl.constexpr,
@@ -59,8 +61,8 @@ def forward_kernel(
             HAS_LO and HAS_HI. Under VARLEN limits of j - the diagonal of i instead.
         starts_q, starts_k: (documents + 1,) int32, under VARLEN: the packed document's rows; it is
             aligned as BOTTOM_RIGHT says.
-        bias, bias_strides, alibi_slopes, alibi, dropout: See terms.py and dropout.py; None
-            without BIAS, ALIBI and DROPOUT.
+        bias, bias_strides, alibi_slopes, alibi: See terms.py; None without BIAS and ALIBI.
+        dropout_seed, dropout_threshold, dropout_factor: See dropout.py; None without DROPOUT.
         sinks: (heads_q,) float32, a logit without a key in every row's sum; or None.
 
     Accumulates in float32; P is rounded to v's dtype before P V.
@@ -167,7 +169,16 @@ def forward_kernel(
             rescale = tl.where(m == float("-inf"), 0.0, tl.exp2((m - shift) * score_scale_log2))
             l = l * rescale + tl.sum(p, 1)  # noqa: E741
             if DROPOUT:
-                kept = keep_tile(dropout, place, head_q, first_query, first_key, BLOCK_M, BLOCK_N)
+                kept = keep_tile(
+                    dropout_seed,
+                    dropout_threshold,
+                    place,
+                    head_q,
+                    first_query,
+                    first_key,
+                    BLOCK_M,
+                    BLOCK_N,
+                )
                 p = tl.where(kept, p, 0.0)
             acc = acc * rescale[:, None]
             acc_tail = acc_tail * rescale[:, None]
@@ -181,8 +192,8 @@ def forward_kernel(
             m = m_new
 
     if DROPOUT:
-        acc = acc * dropout[2]
-        acc_tail = acc_tail * dropout[2]
+        acc = acc * dropout_factor
+        acc_tail = acc_tail * dropout_factor
     if sinks is not None:
         m, l, share = add_sink(m * score_scale, l, tl.load(sinks + head_q))  # noqa: E741
         score_scale = 1.0

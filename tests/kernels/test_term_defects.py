@@ -94,8 +94,8 @@ DEFECTS = {
     "dbias of dropped elements": (
         DROPPED_BIAS,
         "backward_terms.py",
-        "tl.where(kept, dp * dropout[2], 0.0)",
-        "dp * dropout[2]",
+        "tl.where(kept, dp * dropout_factor, 0.0)",
+        "dp * dropout_factor",
     ),
     "alibi added": (ALIBI, "terms.py", "logits -= slope", "logits += slope"),
     "alibi from the first key": (ALIBI, "terms.py", "queries + diagonal - keys", "queries - keys"),
@@ -182,11 +182,11 @@ DEFECTS = {
         "forward.py",
         "l = l * rescale + tl.sum(p, 1)",
         (
-            "l = l * rescale + tl.sum(tl.where(keep_tile(dropout, place, head_q, first_query, "
-            "first_key, BLOCK_M, BLOCK_N), p, 0.0), 1)"
+            "l = l * rescale + tl.sum(tl.where(keep_tile(dropout_seed, dropout_threshold, place, "
+            "head_q, first_query, first_key, BLOCK_M, BLOCK_N), p, 0.0), 1)"
         ),
     ),
-    "dropout not scaled": (DROPOUT, "forward.py", "acc = acc * dropout[2]", "acc = acc * 1.0"),
+    "dropout not scaled": (DROPOUT, "forward.py", "acc = acc * dropout_factor", "acc = acc * 1.0"),
     "dropout not in dv": (
         DROPOUT,
         "backward_dkdv.py",
@@ -196,20 +196,20 @@ DEFECTS = {
     "dropout not in dp": (
         DROPOUT,
         "backward_dkdv.py",
-        "tl.where(kept, dp * dropout[2], 0.0)",
+        "tl.where(kept, dp * dropout_factor, 0.0)",
         "dp",
     ),
     "dropout scaled in dp only": (
         DROPOUT,
         "backward_dq.py",
-        "tl.where(kept, dp * dropout[2], 0.0)",
-        "dp * dropout[2]",
+        "tl.where(kept, dp * dropout_factor, 0.0)",
+        "dp * dropout_factor",
     ),
     "dropout of another seed backward": (
         DROPOUT,
         "backward_dq.py",
-        "keep_tile(dropout, place",
-        "keep_tile((dropout[0] + 1, dropout[1], dropout[2]), place",
+        "dropout_seed, dropout_threshold, place",
+        "dropout_seed + 1, dropout_threshold, place",
     ),
     "dlse added to delta": (
         LSE,

@@ -273,5 +273,5 @@ def test_plain_attention_is_handed_nothing_of_the_terms(name):
     assert plain.kernels
     for kernel_ in plain.kernels:
         handed = {argument.partition(".")[0] for argument in kernel_.arguments}
-        assert not handed & {"bias", "bias_strides", "alibi_slopes", "diagonal", "dropout", "sinks"}
+        assert not handed & {"bias", "bias_strides", "alibi_slopes", "dropout_seed", "sinks"}
         assert "dlse" not in handed

@@ -19,7 +19,7 @@ _TABLES = Path(__file__).with_name("tables")
 
 
 class Tuned:
-    """A kernel with its autotuner: ``tuned[grid](...)`` launches it.
+    """A kernel with its configurations: ``tuned[grid](...)`` launches it with the fastest.
 
     Args:
         kernel: A ``triton.jit`` function.
@@ -28,32 +28,44 @@ class Tuned:
     """
 
     def __init__(self, kernel, configs, key) -> None:
+        self._kernel, self._configs, self._key = kernel, configs, key
         self._name = kernel.fn.__name__
-        self._key = key
-        self._asked = None  # the key being tuned
-        prune = {"early_config_prune": self._prune}
-        self._tuner = triton.autotune(configs, key=key, prune_configs_by=prune)(kernel)
+        self._chosen = {}  # configuration by key, or None: not known yet
+        self._tuner = triton.autotune(configs, key=key)(kernel)
 
     def __getitem__(self, grid):  # noqa: ANN204
         """Return the function that launches this grid."""
         return functools.partial(self._launch, grid)
 
     def _launch(self, grid, *arguments, **keywords):  # noqa: ANN002, ANN003
+        values = dict(zip(self._kernel.arg_names, arguments, strict=False)) | keywords
+        key = ",".join(f"{name}={values[name]}" for name in self._key)
+        config = self._known(key)
+        if config is not None:
+            if config.pre_hook is not None:
+                config.pre_hook(values | config.all_kwargs())
+            self._kernel[grid](*arguments, **keywords, **config.all_kwargs())
+            return
         self._tuner[grid](*arguments, **keywords)
-        if self._asked is not None:
-            timings = getattr(self._tuner, "configs_timings", {})
-            if len(timings) > 1:  # tuned just now
-                _keep(self._name, self._asked, timings)
-            self._asked = None
+        timings = getattr(self._tuner, "configs_timings", {})
+        if timings and _timed_here():
+            self._chosen[key] = min(timings, key=lambda config: timings[config][0])
+            _keep(self._name, key, timings)
 
-    def _prune(self, configs, arguments, **keywords):  # noqa: ANN003
-        """The configuration known to be fastest, or all."""
-        if triton.runtime.driver.active.get_active_torch_device().type != "cuda":
-            return configs  # nothing is timed there, and every configuration is to be checked
-        values = arguments | keywords
-        self._asked = ",".join(f"{name}={values[name]}" for name in self._key)
-        best = _best(self._name, self._asked)
-        return [config for config in configs if _text(config) == best] or configs
+    def _known(self, key):
+        """The configuration known to be this card's fastest, None if none is."""
+        if not _timed_here():
+            return None  # and every configuration is to be checked
+        if key not in self._chosen:
+            best = _best(self._name, key)
+            found = [config for config in self._configs if _text(config) == best]
+            self._chosen[key] = found[0] if found else None
+        return self._chosen[key]
+
+
+def _timed_here():
+    """Whether kernels run on a card: elsewhere, on fa_verify's CPU backend, nothing is timed."""
+    return triton.runtime.driver.active.get_active_torch_device().type == "cuda"
 
 
 def _text(config):

@@ -28,83 +28,102 @@ def tuned(kernels, monkeypatch, tmp_path):
     return module
 
 
-def made(module):
+class Launches:
+    """A kernel, or its autotuner, that notes how it is launched."""
+
+    def __init__(self, timings=None):
+        self.seen, self.configs_timings = [], timings
+
+    arg_names = ("x", "head_dim")
+
+    def __getitem__(self, _grid):
+        return lambda *_, **keywords: self.seen.append(keywords)
+
+
+def made(module, timed=(2.0, 1.0)):
+    """A kernel of two configurations, of which the tuner measures these times."""
     configs = [triton.Config({"BLOCK": block}, num_warps=4, maxnreg=96) for block in (16, 32)]
-    return module.Tuned(triton.jit(_kernel_of_two_blocks), configs, KEY), configs
+    one = module.Tuned(triton.jit(_kernel_of_two_blocks), configs, KEY)
+    one._kernel = Launches()
+    one._tuner = Launches({config: [time] for config, time in zip(configs, timed, strict=True)})
+    return one
 
 
-def pruned(tuned, configs, head_dim=64):
-    return tuned._prune(configs, {"x": None}, head_dim=head_dim)
+def blocks(one):
+    return [keywords["BLOCK"] for keywords in one._kernel.seen]
 
 
-def test_an_unknown_card_tries_all_and_keeps_its_choice(tuned):
-    one, configs = made(tuned)
-    assert pruned(one, configs) == configs
-    timings = {configs[0]: [2.0, 1.9, 2.1], configs[1]: [1.0, 0.9, 1.1]}
-    tuned._keep("_kernel_of_two_blocks", one._asked, timings)
-    again, configs = made(tuned)
-    assert pruned(again, configs) == [configs[1]]
-    assert pruned(again, configs, head_dim=80) == configs
+def test_an_unknown_card_tunes_once_and_keeps_its_choice(tuned):
+    one = made(tuned)
+    for _ in range(3):
+        one[(1,)](None, head_dim=64)
+    assert len(one._tuner.seen) == 1
+    assert blocks(one) == [32, 32]
+    one[(1,)](None, 80)
+    assert len(one._tuner.seen) == 2
+    again = made(tuned, timed=(1.0, 2.0))
+    again[(1,)](None, head_dim=64)
+    assert blocks(again) == [32]
+    assert again._kernel.seen[0] == {
+        "head_dim": 64, "BLOCK": 32, "num_warps": 4, "num_ctas": 1, "num_stages": 3, "maxnreg": 96,
+    }  # fmt: skip
 
 
-def test_a_committed_table_comes_before_the_cache(tuned, monkeypatch):
-    one, configs = made(tuned)
-    pruned(one, configs)
-    cache = {configs[0]: [2.0], configs[1]: [1.0]}
-    tuned._keep("_kernel_of_two_blocks", one._asked, cache)
+def test_a_committed_table_comes_before_the_cache(tuned):
+    made(tuned)[(1,)](None, head_dim=64)
     tuned._TABLES.mkdir()
     table = tuned._kept().read_text().replace('"best": "BLOCK=32', '"best": "BLOCK=16')
     (tuned._TABLES / "A_card.json").write_text(table)
-    assert pruned(one, configs) == [configs[0]]
+    one = made(tuned)
+    one[(1,)](None, head_dim=64)
+    assert blocks(one) == [16]
 
 
 def test_a_choice_that_is_no_longer_offered_is_tuned_anew(tuned):
-    one, configs = made(tuned)
-    pruned(one, configs)
     gone = triton.Config({"BLOCK": 64}, num_warps=4)
-    tuned._keep("_kernel_of_two_blocks", one._asked, {gone: [1.0], configs[0]: [2.0]})
-    assert pruned(one, configs) == configs
+    tuned._keep("_kernel_of_two_blocks", "head_dim=64", {gone: [1.0]})
+    one = made(tuned)
+    one[(1,)](None, head_dim=64)
+    assert len(one._tuner.seen) == 1
+    assert not blocks(one)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1"])
 def test_a_broken_cache_is_no_table(tuned, text):
-    one, configs = made(tuned)
     tuned._kept().parent.mkdir(parents=True)
     tuned._kept().write_text(text)
-    assert pruned(one, configs) == configs
+    one = made(tuned)
+    one[(1,)](None, head_dim=64)
+    assert len(one._tuner.seen) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_one_tuning_a_process(tuned, tmp_path):
+    (tmp_path / "cache").write_text("no folder")
+    one = made(tuned)
+    one[(1,)](None, head_dim=64)
+    one[(1,)](None, head_dim=64)
+    assert len(one._tuner.seen) == 1
+    assert blocks(one) == [32]
 
 
 def test_where_nothing_is_timed_every_configuration_is_offered(tuned, monkeypatch):
-    one, configs = made(tuned)
-    pruned(one, configs)
-    tuned._keep("_kernel_of_two_blocks", one._asked, {configs[0]: [1.0], configs[1]: [2.0]})
+    made(tuned)[(1,)](None, head_dim=64)
     cpu = types.SimpleNamespace(get_active_torch_device=lambda: torch.device("cpu"))
     monkeypatch.setattr(triton.runtime.driver, "_active", cpu)
-    assert pruned(one, configs) == configs
-
-
-def test_what_was_just_tuned_is_kept_by_the_launch(tuned):
-    one, configs = made(tuned)
-
-    class Tuner:
-        """Times both on the first launch, as triton.autotune does."""
-
-        configs_timings: dict = {}  # noqa: RUF012
-
-        def __getitem__(self, grid):
-            def launch(*_arguments, **_keywords):
-                if not self.configs_timings:
-                    pruned(one, configs)
-                    self.configs_timings = {configs[0]: [1.0], configs[1]: [2.0]}
-
-            return launch
-
-    one._tuner = Tuner()
+    one = made(tuned)
     one[(1,)](None, head_dim=64)
-    assert tuned._best("_kernel_of_two_blocks", "head_dim=64").startswith("BLOCK=16 ")
-    tuned._kept().unlink()
+    assert len(one._tuner.seen) == 1
+    assert not blocks(one)
+
+
+def test_descriptors_are_shaped_before_the_launch(tuned):
+    one = made(tuned)
     one[(1,)](None, head_dim=64)
-    assert not tuned._kept().exists()
+    shaped = []
+    for config in one._configs:
+        config.pre_hook = lambda values: shaped.append((values["x"], values["BLOCK"]))
+    one[(1,)]("x", head_dim=64)
+    assert shaped == [("x", 32)]
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])

@@ -170,18 +170,11 @@ def dkdv_kernel(
                     p = tl.where(visible, p, 0.0)
                 weights = p
                 if DROPOUT:
-                    kept = tl.trans(
-                        keep_tile(
-                            dropout_seed,
-                            dropout_threshold,
-                            place,
-                            head_q,
-                            first_query,
-                            first_key,
-                            BLOCK_M,
-                            BLOCK_N,
-                        )
-                    )
+                    kept = keep_tile(
+                        dropout_seed, dropout_threshold, place, head_q, first_query, first_key,
+                        BLOCK_M, BLOCK_N,
+                    )  # fmt: skip
+                    kept = tl.trans(kept)
                     weights = tl.where(kept, p, 0.0)
                 dv_acc, dv_tail = add_product(
                     dv_acc,

@@ -188,15 +188,9 @@ def dq_kernel(
             dp = dot_rows(do_tile, do_tail, v_tile, v_tail, TAIL_DV, DOT_PRECISION)
             if DROPOUT:
                 kept = keep_tile(
-                    dropout_seed,
-                    dropout_threshold,
-                    place,
-                    head_q,
-                    first_query,
-                    first_key,
-                    BLOCK_M,
-                    BLOCK_N,
-                )
+                    dropout_seed, dropout_threshold, place, head_q, first_query, first_key,
+                    BLOCK_M, BLOCK_N,
+                )  # fmt: skip
                 dp = tl.where(kept, dp * dropout_factor, 0.0)
             ds = p * (dp - row_delta[:, None]) * slope
             if BIAS != "":

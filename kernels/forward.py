@@ -170,15 +170,9 @@ def forward_kernel(
             l = l * rescale + tl.sum(p, 1)  # noqa: E741
             if DROPOUT:
                 kept = keep_tile(
-                    dropout_seed,
-                    dropout_threshold,
-                    place,
-                    head_q,
-                    first_query,
-                    first_key,
-                    BLOCK_M,
-                    BLOCK_N,
-                )
+                    dropout_seed, dropout_threshold, place, head_q, first_query, first_key,
+                    BLOCK_M, BLOCK_N,
+                )  # fmt: skip
                 p = tl.where(kept, p, 0.0)
             acc = acc * rescale[:, None]
             acc_tail = acc_tail * rescale[:, None]

@@ -58,13 +58,12 @@ def scaled_dot_product_attention(
         bias=None if attn_mask is None else _bias(attn_mask, query.dtype),
         dropout_p=dropout_p,
         alignment="top-left",
-        dot_precision=_float32_precision(),
+        dot_precision=_float32_precision() if query.dtype == torch.float32 else "ieee",
     )
 
 
-@torch.compiler.assume_constant_result
 def _float32_precision():
-    """What torch is set to; a compiled graph keeps what was set when it was traced."""
+    """What torch is set to."""
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
@@ -98,9 +97,11 @@ def faster(query, key, value):
     """Whether the kernels are as fast as PyTorch's, as measured on an H200 (docs/attention.md).
 
     Launching takes the host longer, which short sequences do not make up for. float32 in full
-    precision is slower at every length.
+    precision is slower at every length, and what torch is set to is not known while it compiles.
     """
-    if query.dtype == torch.float32 and _float32_precision() == "ieee":
+    if query.dtype == torch.float32 and (
+        torch.compiler.is_compiling() or _float32_precision() == "ieee"
+    ):
         return False
     logits = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     return 2 * logits * (query.shape[3] + value.shape[3]) >= _LEAST_WORK

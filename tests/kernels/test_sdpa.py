@@ -1,6 +1,8 @@
 """The drop-in against torch's own function."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -210,11 +212,27 @@ def test_autocast_is_torchs(sdpa):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_it_compiles_whole(sdpa, on_the_cpu):
+@pytest.mark.parametrize("patched", [True, False])
+def test_it_compiles_whole(kernels, on_the_cpu, monkeypatch, patched):
+    """With the kernels; and with its own rules, by which so small a call is torch's."""
+    if patched:
+        monkeypatch.setattr(kernels("sdpa"), "faster", lambda *_tensors: True)
+    sdpa = kernels("sdpa").scaled_dot_product_attention
     compiled = torch.compile(
         lambda *args: sdpa(*args, is_causal=True), fullgraph=True, backend="aot_eager"
     )
-    inputs = leaves((1, 1, 150, 16), (1, 1, 150, 16), (1, 1, 150, 16))
-    expected = functional.scaled_dot_product_attention(*inputs, is_causal=True)
-    torch.testing.assert_close(compiled(*inputs), expected)
-    assert on_the_cpu == ["forward_kernel"]
+    for dtype in (torch.float16,) if patched else (torch.float16, torch.float32):
+        inputs = leaves(*((1, 1, 150, 16),) * 3, dtype=dtype)
+        expected = functional.scaled_dot_product_attention(*inputs, is_causal=True)
+        torch.testing.assert_close(compiled(*inputs), expected, atol=2e-3, rtol=0)
+    assert on_the_cpu == ["forward_kernel"] * patched
+
+
+def test_importing_the_kernels_loads_no_compiler_of_torch():
+    script = (
+        "import sys, torch\n"
+        "from fa_verify import loader\n"
+        "loader.load('kernels')\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

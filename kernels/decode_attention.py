@@ -23,6 +23,7 @@ def decode_attention(
     cache_seqlens=None,
     cu_seqlens_q=None,
     max_seqlen_q=None,
+    sinks=None,
     softmax_scale=None,
     causal=False,
     window_size=(-1, -1),
@@ -47,6 +48,7 @@ def decode_attention(
             is room for.
         cu_seqlens_q: (batch + 1,) int32: where each sequence's tokens begin in q.
         max_seqlen_q: With cu_seqlens_q, the most tokens of a sequence.
+        sinks: (heads_q,) float32: one more logit of each row, without a value.
         softmax_scale: Factor of the logits; None means 1/sqrt(head_dim).
         causal: Hide the keys to the right of the diagonal.
         window_size: Most keys to the left and right of the diagonal; -1: no limit.
@@ -75,6 +77,7 @@ def decode_attention(
         cache_seqlens,
         cu_seqlens_q,
         max_seqlen_q,
+        sinks,
         softmax_scale,
         causal,
         *window_size,
@@ -93,22 +96,24 @@ def decode_attention(
     f"{NAMESPACE}::decode_attention",
     mutates_args=(),
     schema="(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? block_table, Tensor? cache_seqlens, "
-    "Tensor? cu_seqlens_q, int? max_seqlen_q, float? softmax_scale, bool causal, int window_left, "
-    "int window_right, float softcap, str alignment, str dot_precision, int? num_splits, "
-    "int? split_keys) -> (Tensor, Tensor)",
+    "Tensor? cu_seqlens_q, int? max_seqlen_q, Tensor? sinks, float? softmax_scale, bool causal, "
+    "int window_left, int window_right, float softcap, str alignment, str dot_precision, "
+    "int? num_splits, int? split_keys) -> (Tensor, Tensor)",
 )
 def _decode_op(
-    q, k_cache, v_cache, block_table, cache_seqlens, cu_seqlens_q, max_seqlen_q, softmax_scale,
-    causal, window_left, window_right, softcap, alignment, dot_precision, num_splits, split_keys,
+    q, k_cache, v_cache, block_table, cache_seqlens, cu_seqlens_q, max_seqlen_q, sinks,
+    softmax_scale, causal, window_left, window_right, softcap, alignment, dot_precision,
+    num_splits, split_keys,
 ):  # fmt: skip
     """The forward pass: o and lse."""
     tables = block_table, cache_seqlens, cu_seqlens_q, max_seqlen_q
-    _check(q, k_cache, v_cache, *tables)
+    _check(q, k_cache, v_cache, *tables, sinks)
     _check_options(softcap, alignment, dot_precision)
     with on_device(q):
         return attention_with_cache(
             q, k_cache, v_cache, block_table=block_table, cache_lengths=cache_seqlens,
-            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale,
+            cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, sinks=sinks,
+            softmax_scale=softmax_scale,
             causal=causal, window_size=(window_left, window_right), softcap=softcap,
             alignment=alignment, dot_precision=dot_precision, num_splits=num_splits,
             split_keys=split_keys,
@@ -117,8 +122,8 @@ def _decode_op(
 
 @_decode_op.register_fake
 def _decode_fake(q, k_cache, v_cache, *rest):  # noqa: ANN002
-    _check(q, k_cache, v_cache, *rest[:4])
-    _check_options(*rest[8:11])
+    _check(q, k_cache, v_cache, *rest[:5])
+    _check_options(*rest[9:12])
     return q.new_empty((*q.shape[:3], v_cache.shape[3])), q.new_empty(
         q.shape[:3], dtype=torch.float32
     )
@@ -130,7 +135,7 @@ def _refuse(_ctx, *_grads):  # noqa: ANN002
     raise NotImplementedError(msg)
 
 
-def _check(q, k_cache, v_cache, block_table, cache_seqlens, cu_seqlens_q, max_seqlen_q):
+def _check(q, k_cache, v_cache, block_table, cache_seqlens, cu_seqlens_q, max_seqlen_q, sinks):
     """Say what does not fit together, before a kernel reads past a tensor."""
     shapes = {"q": q.shape, "k_cache": k_cache.shape, "v_cache": v_cache.shape}
     for name, shape in shapes.items():
@@ -161,17 +166,18 @@ def _check(q, k_cache, v_cache, block_table, cache_seqlens, cu_seqlens_q, max_se
     if block_table is None and k_cache.shape[0] != batch:
         msg = f"k_cache.shape={tuple(k_cache.shape)}: batch must be {batch}"
         raise ValueError(msg)
-    for name, table, shape in (
-        ("block_table", block_table, (batch, -1)),
-        ("cache_seqlens", cache_seqlens, (batch,)),
-        ("cu_seqlens_q", cu_seqlens_q, (-1,)),
+    for name, table, shape, dtype in (
+        ("block_table", block_table, (batch, -1), torch.int32),
+        ("cache_seqlens", cache_seqlens, (batch,), torch.int32),
+        ("cu_seqlens_q", cu_seqlens_q, (-1,), torch.int32),
+        ("sinks", sinks, (q.shape[1],), torch.float32),
     ):
         if table is None:
             continue
         fits = table.dim() == len(shape) and shape[0] in (-1, table.shape[0])
-        if not fits or table.dtype != torch.int32 or table.device != q.device:
+        if not fits or table.dtype != dtype or table.device != q.device:
             msg = (
-                f"{name}: {table.dtype} {tuple(table.shape)} on {table.device}: must be int32 "
+                f"{name}: {table.dtype} {tuple(table.shape)} on {table.device}: must be {dtype} "
                 f"{shape} on {q.device}"
             )
             raise ValueError(msg)

@@ -56,6 +56,22 @@ def test_each_sequence_sees_its_keys(kernels, causal, page_size, num_splits):
     torch.testing.assert_close(o, exactly(q, k, v, causal=causal).float())
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_a_sink_takes_its_share(kernels, num_splits):
+    q, k, v, lengths = tensors()
+    sinks = torch.tensor([-1.0, 0.0, 2.0, 5.0])
+    decode = kernels("decode_attention").decode_attention
+    options = {"cache_seqlens": lengths, "num_splits": num_splits, "return_lse": True}
+    with ttir.execute() as run:
+        plain, plain_lse = decode(q, k, v, **options)
+        o, lse = decode(q, k, v, sinks=sinks, **options)
+    assert run.incidents == []
+    torch.testing.assert_close(lse, torch.logaddexp(plain_lse, sinks[:, None].expand(3, 4, 2)))
+    torch.testing.assert_close(o, plain * torch.exp(plain_lse - lse)[..., None])
+    with ttir.execute(), pytest.raises(ValueError, match=r"sinks: torch\.float64"):
+        decode(q, k, v, sinks=sinks.double(), **options)
+
+
 def test_packed_queries_give_what_a_batch_gives(kernels):
     q, k, v, lengths = tensors()
     decode = kernels("decode_attention").decode_attention
@@ -86,7 +102,7 @@ def test_it_compiles_whole(kernels, on_the_cpu):
 
 def test_torch_finds_nothing_wrong(kernels, on_the_cpu):
     q, k, v, lengths = tensors()
-    options = (None, None, False, -1, -1, 0.0, "bottom-right", "ieee", 2, None)
+    options = (None, None, None, False, -1, -1, 0.0, "bottom-right", "ieee", 2, None)
     operator = kernels("decode_attention")._decode_op
     torch.library.opcheck(operator, (q, k, v, None, lengths, None, *options))
     assert on_the_cpu

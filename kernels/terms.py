@@ -12,7 +12,7 @@ A sink is one more logit of every row of a head, with no key and no value.
 import triton
 import triton.language as tl
 
-from .tiles import head_start
+from .tiles import head_start, row_pointers
 
 
 @triton.jit
@@ -54,38 +54,37 @@ def add_terms(
     BIAS: tl.constexpr, BIAS_VECTOR: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """Natural logits of a tile with all their terms; (keys, queries) if TRANSPOSED."""
-    queries = first_query + tl.arange(0, BLOCK_M)
-    keys = first_key + tl.arange(0, BLOCK_N)
-    if TRANSPOSED:
-        queries = queries[None, :]
-        keys = keys[:, None]
-    else:
-        queries = queries[:, None]
-        keys = keys[None, :]
+    queries = first_query + tl.arange(0, BLOCK_M)[:, None]
+    keys = first_key + tl.arange(0, BLOCK_N)[None, :]
     if BIAS != "":
         start, stride_query, stride_key = terms[0]
-        along_keys = keys.to(tl.int64) * stride_key
-        if BIAS_VECTOR > 1:
-            along_keys = keys
-            start = tl.multiple_of(start, 16)
-        keys_inside = keys < seqlen_k // BIAS_VECTOR * BIAS_VECTOR
-        along_queries = queries.to(tl.int64) * (stride_query // BIAS_VECTOR * BIAS_VECTOR)
         queries_inside = queries < seqlen_q
+        keys_inside = keys < seqlen_k // BIAS_VECTOR * BIAS_VECTOR
         if BIAS == "qk":
-            inside = queries_inside & keys_inside
-            bias = tl.load(start + along_queries + along_keys, mask=inside, other=0.0)
+            pointers = row_pointers(
+                start, first_query, first_key, stride_query, stride_key,
+                BLOCK_M, BLOCK_N, BIAS_VECTOR,
+            )  # fmt: skip
+            bias = tl.load(pointers, mask=queries_inside & keys_inside, other=0.0)
         elif BIAS == "q":
-            bias = tl.load(start + along_queries, mask=queries_inside, other=0.0)
+            pointers = start + queries.to(tl.int64) * stride_query
+            bias = tl.load(pointers, mask=queries_inside, other=0.0)
         elif BIAS == "k":
-            bias = tl.load(start + along_keys, mask=keys_inside, other=0.0)
+            pointers = start + keys.to(tl.int64) * stride_key
+            bias = tl.load(pointers, mask=keys_inside, other=0.0)
         else:
             bias = tl.load(start)
+        if TRANSPOSED and BIAS != "one":
+            bias = tl.trans(bias)
         bias = bias.to(tl.float32)
         # A product that overflowed must not make NaN of what a bias of -inf hides.
         logits = tl.where(bias == float("-inf"), float("-inf"), logits + bias)
     if ALIBI:
         slope, diagonal = terms[1]
-        logits -= slope * tl.abs(queries + diagonal - keys).to(tl.float32)
+        distance = tl.abs(queries + diagonal - keys)
+        if TRANSPOSED:
+            distance = tl.trans(distance)
+        logits -= slope * distance.to(tl.float32)
     return logits
 
 

@@ -53,7 +53,12 @@ DEFECTS = {
         "0 if size == 1 else stride for",
         "0 if size in (1, 2) else stride for",
     ),
-    "bias by its own columns only": (BIAS, "terms.py", "(stride_query //", "(0 * stride_query //"),
+    "bias by its own columns only": (
+        BIAS,
+        "terms.py",
+        "first_key, stride_query, stride_key",
+        "first_key, 0, stride_key",
+    ),
     "bias read past its vectors": (
         VECTORS,
         "arguments.py",

@@ -6,6 +6,7 @@ are timed without it.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from typing import TYPE_CHECKING, Any
 
@@ -121,13 +122,13 @@ class Child:
         """What each contestant took for a point, in the order of their names."""
         errors: dict[str, str] = {}
         while len(errors) < len(self._names):
-            self.start()
-            self._pipe.send((point, tuple(errors)))
             running, said = "", None
             try:
+                self.start()
+                self._pipe.send((point, tuple(errors)))
                 while isinstance(said := self._pipe.recv(), str):
                     running = said
-            except EOFError:
+            except (EOFError, OSError):
                 said = Lost("")
             if isinstance(said, list):
                 timed = {one.name: one for one in said}
@@ -140,7 +141,8 @@ class Child:
     def close(self) -> None:
         """End it."""
         if self._process is not None:
-            self._pipe.send(None)
+            with contextlib.suppress(OSError):  # it ended by itself
+                self._pipe.send(None)
             self._end()
 
     def _end(self) -> int | None:

@@ -37,8 +37,6 @@ _BACKENDS = {
 }
 _GROUPED = frozenset({"fa2", "cudnn"})
 
-Launch = "Callable[[], tuple[Tensor, ...]]"  # returns o, or dq, dk and dv
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:

@@ -73,6 +73,19 @@ def hopeless(pipe: Connection, _order: Order) -> None:
     serving(pipe, set(NAMES), speaks=False)
 
 
+def stillborn(_pipe: Connection, _order: Order) -> None:
+    os._exit(9)
+
+
+def test_where_no_process_starts_every_contestant_is_told_so() -> None:
+    child = Child(ORDER, NAMES, stillborn, "fork")
+    row = child.row(point(1))
+    child.close()
+    assert [t.name for t in row] == list(NAMES)
+    assert {t.error for t in row} == {"its process ended with exit code 9"}
+    assert child.roof is None
+
+
 def rows(target: object) -> tuple[list[list[tuple[str, float, str]]], set[str]]:
     """Rows of three points, the second with faults, and the process that measured the roof."""
     child = Child(ORDER, NAMES, target, "fork")

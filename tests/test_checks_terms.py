@@ -159,7 +159,9 @@ def test_records_name_the_tensors_that_were_compared():
         ("no_sink", "the sink is missing"),
         ("dlse_ignored", "the gradient of lse is ignored"),
         ("other_keep", "no known defect"),
-        ("half_dbias", ""),
+        ("half_dbias", "dbias is 0.5 times what it should be"),
+        ("negated_dsinks", "dsinks is negated"),
+        ("zero_dsinks", "dsinks is 0: it is not computed"),
     ],
 )
 def test_causes_are_named(name, said):

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.diagnosis import explain, incidents, patterns, repair, witnesses
-from fa_verify.diagnosis.evidence import gather
+from fa_verify.diagnosis.evidence import SUMMED, gather
 from fa_verify.diagnosis.explain import OR, SIMULATED
 from fa_verify.diagnosis.finite_mask import finite_mask
 from fa_verify.diagnosis.hypotheses import SYMPTOMS
 from fa_verify.diagnosis.incidents import plain
 from fa_verify.diagnosis.looser import looser
+from fa_verify.diagnosis.summed import summed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -121,9 +122,16 @@ def _sentence(
     if failure.check == "contract" and "grid=" in failure.message:
         return "an axis of the launch's grid is longer than CUDA allows: only axis 0 passes 65535"
     if failure.check not in _BY_VALUE or name not in evidence.seen:
-        finite = finite_mask(trials[0]) if failure.check == "masking" else ""
-        return finite or _FIXED.get(failure.check, "")
+        return _of_no_head(trials[0], failure)
     return _value(trials, failure, evidence, causes)
+
+
+def _of_no_head(trial: Trial, failure: Failure) -> str:
+    """The cause of a failure that no head's values say anything of."""
+    if failure.check == "numerics" and failure.tensor in SUMMED:
+        return summed(trial, failure.tensor) or _UNKNOWN
+    finite = finite_mask(trial) if failure.check == "masking" else ""
+    return finite or _FIXED.get(failure.check, "")
 
 
 _RELATIONS = {

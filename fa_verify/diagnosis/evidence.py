@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from fa_verify.terms import Terms
     from fa_verify.trial import Trial
 
-__all__ = ["Evidence", "Observation", "gather"]
+__all__ = ["SUMMED", "Evidence", "Observation", "gather"]
 
 # A dense float64 model of 2^17 logits takes some milliseconds a hypothesis, of some hundreds. What
 # is larger is cut down to its worst sequence, then to its worst key head; what is larger still is
 # simulated up to 2^21, one hypothesis after the other until there is no more time.
 _WANTED = 1 << 17
 _MAX_LOGITS = 1 << 21
-_SUMMED = ("dbias", "dsinks")  # over sequences, or heads
+SUMMED = ("dbias", "dsinks")
+"""Gradients that are sums over sequences, or over heads."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,7 @@ def gather(trial: Trial) -> Evidence:
         seen={
             name: _observation(trial, part)
             for name, part in comparisons(trial).items()
-            if name not in _SUMMED
+            if name not in SUMMED
         },
         whole=True,
         small=True,

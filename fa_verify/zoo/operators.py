@@ -366,6 +366,7 @@ OPERATORS: tuple[Operator, ...] = (
         defect="The gradient of the sinks has the wrong sign.",
         grads=lambda _p, g: g if g.dsinks is None else dataclasses.replace(g, dsinks=-g.dsinks),
         needs="sinks",
+        causes=("dsinks is negated",),
     ),
 )
 

@@ -91,6 +91,14 @@ def _first_row(grads):
     return dataclasses.replace(grads, dbias=grads.dbias / 2) if wide else grads
 
 
+def _dsinks_times(factor):
+    def grads(found):
+        none = found.dsinks is None
+        return found if none else dataclasses.replace(found, dsinks=factor * found.dsinks)
+
+    return grads
+
+
 right = kernel("right")
 bias_ignored = kernel("bias_ignored", _without("bias"))
 slope_sign = kernel("slope_sign", _negated_slopes)
@@ -99,3 +107,5 @@ other_keep = kernel("other_keep", _other_keep)
 dlse_ignored = kernel("dlse_ignored", _without("dlse"))
 half_dbias = kernel("half_dbias", grads=_first_row)
 no_dsinks = kernel("no_dsinks", grads=lambda grads: dataclasses.replace(grads, dsinks=None))
+negated_dsinks = kernel("negated_dsinks", grads=_dsinks_times(-1))
+zero_dsinks = kernel("zero_dsinks", grads=_dsinks_times(0))

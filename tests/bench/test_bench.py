@@ -174,6 +174,15 @@ def test_files_are_written_and_read_back(tmp_path: Path) -> None:
     assert [decoder.decode(line) for line in lines] == [roof, *timed]
 
 
+@pytest.mark.parametrize("name", ["forward", "backward", "decode"])
+def test_the_committed_tables_are_those_of_the_committed_lines(name: str) -> None:
+    folder = ROOT / "reports/bench-h200"
+    decoder = msgspec.json.Decoder(Roof | Timed)
+    lines = (folder / f"{name}.jsonl").read_bytes().splitlines()
+    roof, *timed = (decoder.decode(line) for line in lines)
+    assert table.markdown(roof, timed) == (folder / f"{name}.md").read_text()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_without_a_card_it_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="CUDA device"):

@@ -193,6 +193,25 @@ def test_a_bias_is_read_in_vectors_where_it_may_be(kernels):
     assert bias_vector(problem(batch=1, seqlen_k=136, mask=documents), whole) == 1
 
 
+def test_the_compiler_knows_that_a_bias_is_aligned(kernels):
+    """What `tl.multiple_of` says of an argument is lost when the function is inlined."""
+
+    def hints(seqlen_k):
+        p = problem(bias="hqk", dtype="float16", head_dim=32, head_dim_v=32, seqlen_k=seqlen_k)
+        (q, k, v, _), terms, _ = given(p)
+        function = kernels("forward").forward_kernel
+        with ttir.execute():
+            function.device_caches.clear()
+            kernels("flash_attention").flash.forward(p, q, k, v, **terms)
+            (compiled,) = (
+                x for cache in function.device_caches.values() for x in cache[0].values()
+            )
+        return compiled.asm["ttir"].count("tt.divisibility = dense<16>")
+
+    # Of the loads with masks and those without.
+    assert hints(136) == hints(137) + 2
+
+
 def test_rows_that_a_bias_hides_wholly_are_empty(kernels):
     p = problem(bias="hqk", lse_grad=True, dropout=0.5)
     tensors, terms, dlse = given(p)

@@ -307,3 +307,25 @@ def test_dropout_seeds_follow_the_case():
     assert materialise(_case()).dropout_seed is None
     assert isinstance(materialise(Case.parse(WHOLE)).dropout_seed, int)
     assert np.iinfo(np.int32).max >= max(seeds)
+
+
+def test_in_documents_distances_are_those_of_each_document():
+    extra = "alibi=1 sinks=1 dlse=1"
+    case = _case(extra, size="h=4/2 s=7x9 d=8", mask="mask=causal.docs3x4-0x1-4x4")
+    x, p = materialise(case), case.problem
+    found = reference.forward(p, x.q, x.k, x.v, _terms(case, x))
+    grads = reference.backward(p, x.q, x.k, x.v, x.do, _terms(case, x))
+    dsinks = torch.zeros_like(grads.dsinks)
+    for rows, keys in ((slice(0, 3), slice(0, 4)), (slice(3, 7), slice(5, 9))):
+        lengths = {"seqlen_q": rows.stop - rows.start, "seqlen_k": keys.stop - keys.start}
+        mask = dataclasses.replace(p.mask, documents=())
+        alone = dataclasses.replace(p, mask=mask, **lengths)
+        tensors = (x.q[:, :, rows], x.k[:, :, keys], x.v[:, :, keys])
+        terms = Terms(slopes=x.alibi_slopes, sinks=x.sinks, dlse=x.dlse[:, :, rows])
+        one = reference.forward(alone, *tensors, terms)
+        assert torch.allclose(found.o[:, :, rows], one.o)
+        assert torch.allclose(found.lse[:, :, rows], one.lse)
+        part = reference.backward(alone, *tensors, x.do[:, :, rows], terms)
+        assert torch.allclose(grads.dk[:, :, keys], part.dk)
+        dsinks += part.dsinks
+    assert torch.allclose(grads.dsinks, dsinks)

@@ -93,9 +93,5 @@ class Beside:
             return hidden
         return self.hides if hidden is None else self.hides | hidden
 
-    def kept(self, like: Tensor) -> Tensor | None:
-        """1 where dropout keeps an element, else 0."""
-        return None if self.weights is None else (self.weights > 0).to(like.dtype)
-
 
 NOTHING = Beside()

@@ -35,6 +35,8 @@ class Arithmetic:
         delta_from_stored_o: delta = sum(do * o) from the o in memory; False: from an unrounded o.
         dot_ulps: Error of a dot per product, in units of 2^-24 of the sum of |products|: 1 covers
             FFMA and the matrix units of Hopper and Blackwell, 1.4 Ampere's, 3 Volta's.
+        merged_by_lse: Whether keys are split between programs whose o are merged with the weights
+            exp(lse of a part - lse of all), both rounded to float32 (split-KV decoding).
         tanh_ulps: Absolute error of softcap's tanh in units of 2^-24; 20 covers the usual forms
             2 * sigmoid(2x) - 1 and 1 - 2 / (exp(2x) + 1). PTX's tanh.approx needs 8400.
     """
@@ -52,6 +54,7 @@ class Arithmetic:
     dq_atomics: bool = False
     delta_from_stored_o: bool = True
     dot_ulps: float = 1.0
+    merged_by_lse: bool = False
     tanh_ulps: float = 20.0
 
 

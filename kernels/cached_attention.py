@@ -259,7 +259,7 @@ def contiguous_kernel(name, *, num_splits=None, split_keys=None):
         name=name,
         forward=forward,
         capabilities=_capabilities(accepts=_few, batch_invariant=split_keys is not None),
-        arithmetic=Arithmetic(),
+        arithmetic=Arithmetic(merged_by_lse=True),
     )
 
 
@@ -287,7 +287,7 @@ def paged_kernel(name, page_size, *, prefill=False, far=False, num_splits=None, 
             documents=True,
             batch_invariant=split_keys is not None,
         ),
-        arithmetic=Arithmetic(),
+        arithmetic=Arithmetic(merged_by_lse=True),
     )
 
 

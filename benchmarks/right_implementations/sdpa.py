@@ -118,11 +118,11 @@ def _math(name, *, gradients):
 
 
 def _flash(name, *, gradients):
-    """FlashAttention 2."""
+    """FlashAttention 2, which splits the keys where queries are few."""
     return _kernel(
         name,
         SDPBackend.FLASH_ATTENTION,
-        Arithmetic(dq_atomics=True),
+        Arithmetic(dq_atomics=True, merged_by_lse=True),
         gradients=gradients,
         dtypes=("float16", "bfloat16"),
         accepts=_square_causal,

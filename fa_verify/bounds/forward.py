@@ -98,6 +98,7 @@ def reach(model: Model, given: Inputs) -> float:
     size = model.scale * given.raw + given.extent.addend
     h = model.logit * given.raw + 6 * U * size + model.exponentials
     h += U * (5 * given.extent.addend + 14 * given.extent.sink + 8 * size * model.problem.sinks)
+    h += float(model.merge(size)) + 12 * U * size * model.arithmetic.merged_by_lse
     h = SLACK * (h + model.logit_floor(given.largest) + model.prescale_floor(given.largest))
     return h if h <= SMALL and not given.overflows(model) else math.inf
 
@@ -176,7 +177,7 @@ def forward_tile(
     m.masked_fill_(empty, 0.0)
     furthest = None if fast else _furthest(x, hidden)
     x.sub_(m)
-    h = _exponent_error(model, given, block, x[..., :keys], top)
+    h = _exponent_error(model, given, block, x[..., :keys], model.merge(m), top)
     if sink is not None:
         own, sink = (y.masked_fill(y == -torch.inf, 0.0) for y in (own, sink.unsqueeze(-1)))
         h = with_column(h, SLACK * model.sink_error(own.abs(), sink))
@@ -202,7 +203,9 @@ def forward_tile(
     largest_v = given.largest_v * model.kept
     floor = FLUSH * keys * max(1.0, largest_v)
     linear = bound + floor
-    bound = torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu)) + floor
+    bound = (
+        torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu + model.merge(m))) + floor
+    )
     lse_bound = near.lse + SLACK * (model.denominator + _logarithm(lse, m, own, sink)) + 2.0**-22
     if largest_v * keys >= LARGEST:  # (B9): a partial sum may overflow
         bound.masked_fill_(v.abs().sum(1, keepdim=True) * model.kept >= LARGEST, torch.inf)
@@ -262,13 +265,16 @@ def _logarithm(lse: Tensor, m: Tensor, own: Tensor, sink: Tensor | None) -> Tens
     return error if sink is None else error + U * (10 * own.abs() + 4 * lse.abs())
 
 
-def _exponent_error(model: Model, given: Inputs, block: Block, x: Tensor, top: float) -> Tensor:
-    """h: error of the exponent of p, a multiple of |q||k|^T, of |S - m| and of 1; (B7)."""
+def _exponent_error(  # noqa: PLR0917 -- what the forward pass has at hand
+    model: Model, given: Inputs, block: Block, x: Tensor, merge: Tensor | float, top: float
+) -> Tensor:
+    """h: error of the exponent of p, a multiple of |q||k|^T, of |S - m| and of 1; (B7), (B67)."""
     work = torch.float32 if top <= SMALL else torch.float64
-    constant = SLACK * (model.exponentials + model.logit_floor(given.largest))
+    constant = SLACK * (model.exponentials + model.logit_floor(given.largest) + merge)
+    of_distance = 9 if model.arithmetic.merged_by_lse else 3
     left, right = (side.to(work) for side in block.logit_errors(model, constant))
     low = x.to(work).clamp(min=-1000.0 if top <= SMALL else -1e30)
-    h = torch.baddbmm(low, left, right.mT, beta=-3 * U * SLACK)
+    h = torch.baddbmm(low, left, right.mT, beta=-of_distance * U * SLACK)
     if block.beside.size is not None:
         h.add_(block.beside.size.to(work), alpha=U * SLACK)  # (B60)
     if given.overflows(model):
@@ -386,14 +392,14 @@ def _unknown(model: Model, given: Inputs, furthest: Tensor, infinite: Tensor) ->
     return unknown | infinite.any(-1, keepdim=True) if given.overflows(model) else unknown
 
 
-def _hull(model: Model, o: Tensor, v: Tensor, rest: float) -> Tensor:
+def _hull(model: Model, o: Tensor, v: Tensor, rest: Tensor | float) -> Tensor:
     """Distance to the far end of V's range, plus what can leave the range; (B16), (B62)."""
     low, high = v.amin(1, keepdim=True), v.amax(1, keepdim=True)
     if model.problem.dropout:
         high = torch.maximum(low.abs(), high.abs()) * model.kept
         low, rest = -high, rest + model.keep_error
-    rest += SLACK * model.blocks(v.shape[1]) * U  # acc's own roundings when it is rescaled
+    rest = rest + SLACK * model.blocks(v.shape[1]) * U  # acc's own roundings when it is rescaled
     if model.p is not None:
-        rest += model.p.unit + v.shape[1] * model.p.tiny
+        rest = rest + (model.p.unit + v.shape[1] * model.p.tiny)
     outside = 1.02 * rest * torch.maximum(low.abs(), high.abs())
     return torch.maximum(high - o, o - low) + outside

@@ -29,7 +29,8 @@ def rounds_to_nearest(model: Model) -> bool:
     problem, arithmetic = model.problem, model.arithmetic
     plain = problem.dtype == "float32" and problem.dot_precision == "ieee"
     plain = plain and not (problem.softcap or problem.terms)
-    return plain and model.p is None and arithmetic.prescaled is None
+    plain = plain and model.p is None and arithmetic.prescaled is None
+    return plain and not arithmetic.merged_by_lse
 
 
 def lse_allowance(model: Model, given: Inputs, weights: Tensor) -> Allowance:

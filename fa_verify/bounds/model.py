@@ -134,6 +134,12 @@ class Model:
         changes += self.problem.sinks  # it comes like a block of its own; (B61)
         return (x + (x + 1) * max(0, changes)) * U
 
+    def merge(self, m: Tensor | float) -> Tensor | float:
+        """Relative error of weights exp(lse of a part - lse of all), m the largest logit; (B67)."""
+        if not self.arithmetic.merged_by_lse:
+            return 0.0
+        return U * (5 * abs(m) + (18 * math.log(max(1, self.problem.seqlen_k)) + 13))
+
     @property
     def denominator(self) -> float:
         """Relative error of summing l; (B8)."""

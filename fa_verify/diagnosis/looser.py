@@ -69,6 +69,7 @@ def _without_a_cause(declared: Arithmetic, dtype: str) -> Iterator[tuple[str, Ar
         ("dS from the rounded P", {"ds_from_rounded_p": True}),
         ("delta from an unrounded o", {"delta_from_stored_o": False}),
         ("l from the rounded P", {"l_from_rounded_p": True}),
+        ("keys split between programs and merged by lse", {"merged_by_lse": True}),
         ("dot_ulps=3", {"dot_ulps": max(3.0, declared.dot_ulps)}),
         ("tanh.approx", {"tanh_ulps": max(_TANH_APPROX, declared.tanh_ulps)}),
         (f"q multiplied by softmax_scale in {dtype}", {"prescaled": "q"}),

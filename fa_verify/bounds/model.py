@@ -138,7 +138,8 @@ class Model:
         """Relative error of weights exp(lse of a part - lse of all), m the largest logit; (B67)."""
         if not self.arithmetic.merged_by_lse:
             return 0.0
-        return U * (5 * abs(m) + (18 * math.log(max(1, self.problem.seqlen_k)) + 13))
+        size = abs(m) if isinstance(m, float) else m.abs()
+        return U * (5 * size + (18 * math.log(max(1, self.problem.seqlen_k)) + 13))
 
     @property
     def denominator(self) -> float:

@@ -26,9 +26,9 @@ __all__ = ["CUDA_FORMS", "SHARD", "compiles", "drawn", "further", "numbered", "s
 SHARD = 96
 _CONFIGS = 840  # a multiple of every number of configurations up to 8
 # Forms for which a CUDA run compiles each kernel before it takes others, and the shards that it
-# draws of them: a form takes some seven seconds to compile, with the variants that lengths and
-# reruns make of it, a case that needs no compiling some hundredths (docs/cuda.md). Another seed of
-# the run draws other forms.
+# draws of them: a form of `kernels/` is some thirty kernels, with the variants that windows, heads
+# and reruns make of it, each a second or more to compile, a case that needs no compiling some
+# hundredths (docs/cuda.md). Another seed of the run draws other forms.
 CUDA_FORMS = 12
 _SHARDS_OF_FORMS = 250
 # One case in so many is stressed, with `_RUNS` further runs. It has the divisor 4 in common with

@@ -8,6 +8,7 @@ import torch
 import triton
 
 from fa_verify import Problem
+from fa_verify.ttir.launch.autotune import pinned
 
 KEY = ["head_dim"]
 
@@ -114,6 +115,18 @@ def test_where_nothing_is_timed_every_configuration_is_offered(tuned, monkeypatc
     one[(1,)](None, head_dim=64)
     assert len(one._tuner.seen) == 1
     assert not blocks(one)
+
+
+def test_a_pinned_configuration_comes_before_the_fastest(tuned):
+    one = made(tuned)
+    one[(1,)](None, head_dim=64)
+    with pinned(0, {}):
+        one[(1,)](None, head_dim=64)
+        one[(1,)](None, head_dim=96)
+    assert len(one._tuner.seen) == 3
+    assert not blocks(one)
+    one[(1,)](None, head_dim=64)
+    assert blocks(one) == [32]
 
 
 def test_descriptors_are_shaped_before_the_launch(tuned):

@@ -66,6 +66,12 @@ def attention(
         ValueError: Shapes, dtypes or devices do not fit together, or an argument breaks its rule.
     """
     q, k, v = autocast(q, k, v)
+    if block_mask is not None and not hasattr(block_mask, "flat"):
+        msg = (
+            f"block_mask: {type(block_mask).__name__}: must be made by create_block_mask(mask_mod, "
+            "seqlen_q, seqlen_k); a dense mask goes into bias, as 0 and -inf"
+        )
+        raise ValueError(msg)
     if bias is not None:
         bias = bias[(None,) * (4 - bias.dim())]
     return _attend(
@@ -147,10 +153,18 @@ def attention_varlen(  # noqa: D417 (the others are those of attention)
     return (o, lse) if return_lse else o
 
 
+def _window(window_size):
+    """Both sides of a window."""
+    if not (isinstance(window_size, (tuple, list)) and len(window_size) == 2):
+        msg = f"window_size={window_size!r}: must be (left, right); -1: no limit"
+        raise ValueError(msg)
+    return window_size
+
+
 def _attend(tensors, masks, dropout_p, dropout_seed, window_size, return_lse, **options):  # noqa: ANN003
     """Call the operator."""
     seed = _seed(dropout_p, dropout_seed)
-    left, right = window_size
+    left, right = _window(window_size)
     options = Options(
         window_left=left,
         window_right=-1 if options["causal"] else right,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_verify import distribution, loader
+from fa_verify import Capabilities, Kernel, Outputs, distribution, loader
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
@@ -171,6 +171,29 @@ def test_causes_are_named(name, said):
     record = _run(name, text.format(given), explain=True)
     assert record.verdict == Verdict.FAIL
     assert any(said in f.diagnosis for f in record.failures), record.failures
+
+
+@pytest.mark.parametrize(("early", "said"), [(True, True), (False, False)])
+def test_a_bias_under_the_softcap_is_named(early, said):
+    case = "pass=fwd b=2 h=4/2 s=37x45 d=16 dtype=float32 cap=2.0 bias=hqk seed=4"
+
+    def forward(problem, q, k, v, bias=0.0):
+        logits = q @ k.repeat_interleave(problem.group, 1).mT * problem.scale
+        logits = logits + bias if early else logits
+        cap = problem.softcap
+        logits = cap * torch.tanh(logits / cap) if cap else logits
+        logits = logits if early else logits + 2 * bias  # another defect
+        o = logits.softmax(-1) @ v.repeat_interleave(problem.group, 1)
+        return Outputs(o, logits.logsumexp(-1))
+
+    declared = Capabilities(softcap=True, bias=("hqk",), backward=False)
+    kernel = Kernel(name="capped", forward=forward, capabilities=declared)
+    record = verify(Case.parse(case), kernel, Setup(), CpuBackend(), explain=True)
+    assert record.verdict == Verdict.FAIL
+    found = [
+        f.diagnosis.startswith("the bias is added before the softcap") for f in record.failures
+    ]
+    assert any(found) is said, record.failures
 
 
 def test_a_defect_that_terms_have_nothing_to_do_with_is_named_beside_them():

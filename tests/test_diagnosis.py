@@ -17,6 +17,7 @@ from fa_verify.diagnosis import diagnose
 from fa_verify.diagnosis.addressing import read_by, written_by
 from fa_verify.diagnosis.incidents import explain
 from fa_verify.diagnosis.patterns import pattern, unwritten
+from fa_verify.pages import NOWHERE
 from fa_verify.trial import Trial
 
 torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
@@ -266,6 +267,8 @@ def test_incidents_name_the_axis_whose_bound_is_missing():
     neighbour = incident(kind="neighbour-read", coordinates=(0, 1, 0, 0))
     said = explain(neighbour, (), problem)
     assert said.startswith("no known defect explains it: the load of k reaches another head's")
+    paged = incident(argument="k_pages", coordinates=(NOWHERE, 0, 0, 0))
+    assert "stands in the block table past a sequence's last page" in explain(paged, (), problem)
     race = incident(kind="race", argument="lse", coordinates=(0, 1, 0))
     assert "the store of lse is not masked" in explain(race, (race, write), problem)
     read = incident(kind="race", argument="dq", detail="reads what another program writes")

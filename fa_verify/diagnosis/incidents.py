@@ -8,6 +8,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from fa_verify.pages import NOWHERE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -43,7 +45,8 @@ _SENTENCES = {
         "not stop at the length, or the index of a head is wrong"
     ),
     "uninitialised-read": (
-        "{name} is read where nobody has written: it was allocated with torch.empty"
+        "{name} is read where nobody has written: it was allocated with torch.empty, or, of a "
+        "paged cache, the read goes past the cache's length or to a page of nobody"
     ),
 }
 
@@ -113,6 +116,11 @@ def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a 
     if "no mask" in incident.detail and where is not None:
         return (
             f"no boundary handling: the {instruction} of {name} {verb} past the end, without a mask"
+        )
+    if where is not None and where[:1] == (NOWHERE,):
+        return (
+            f"the {instruction} of {name} goes to page {NOWHERE}, which stands in the block table "
+            "past a sequence's last page: the table is read at a wrong entry, or too far"
         )
     tile = _tile(incident)
     if tile:

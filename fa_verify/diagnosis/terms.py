@@ -74,6 +74,9 @@ def _other_terms(evidence: Evidence) -> Iterator[tuple[str, Terms]]:
             "the bias is added before the logits are scaled",
             dataclasses.replace(given, bias=scaled),
         )
+        if p.softcap:
+            capped = dataclasses.replace(given, bias=_capped(evidence, given.bias))
+            yield "the bias is added before the softcap", capped
     if given.slopes is not None:
         first = given.slopes[:1].expand_as(given.slopes)
         for sentence, slopes in (
@@ -94,6 +97,15 @@ def _other_terms(evidence: Evidence) -> Iterator[tuple[str, Terms]]:
     if given.keep is not None:
         nothing = dataclasses.replace(given, keep=torch.ones_like(given.keep))
         yield "dropout drops nothing, but divides by what it keeps", nothing
+
+
+def _capped(evidence: Evidence, bias: torch.Tensor) -> torch.Tensor:
+    """What a bias comes to where it is added before the softcap, of each logit."""
+    e, p = evidence, evidence.problem
+    k = e.k.double().repeat_interleave(p.group, 1)
+    logits = (e.q.double() @ k.mT).mul_(p.scale)
+    shift = torch.tanh((logits + bias.double()) / p.softcap) - torch.tanh(logits / p.softcap)
+    return shift.mul_(p.softcap)
 
 
 def _forward(evidence: Evidence, terms: Terms) -> Prediction:

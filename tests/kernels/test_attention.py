@@ -379,6 +379,9 @@ def test_shapes_that_do_not_fit_are_refused(kernels, shapes, message):
         ({"bias": torch.zeros(3, 8)}, r"bias: torch.float32 \(1, 1, 3, 8\): must be"),
         ({"bias": torch.zeros(8, dtype=torch.int32)}, "bias: torch.int32"),
         ({"alibi_slopes": torch.ones(2)}, r"alibi_slopes: torch.float32 \(2,\): must be float32"),
+        ({"window_size": (3,)}, r"window_size=\(3,\): must be \(left, right\)"),
+        ({"window_size": 3}, r"window_size=3: must be \(left, right\)"),
+        ({"block_mask": torch.ones(8, 8).bool()}, "block_mask: Tensor: must be made by create_"),
         ({"sinks": torch.ones(1).half()}, r"sinks: torch.float16 \(1,\): must be float32"),
     ],
 )

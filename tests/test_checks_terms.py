@@ -1,6 +1,7 @@
 """Checks of problems with terms: a right kernel passes all of them, planted defects do not."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
 from fa_verify.checks.reruns import RERUNS
+from fa_verify.diagnosis import explain
+from fa_verify.diagnosis.evidence import gather
 from fa_verify.inputs import materialise
 from fa_verify.record import CaseRecord
 from fa_verify.trial import Trial
@@ -194,6 +197,29 @@ def test_a_bias_under_the_softcap_is_named(early, said):
         f.diagnosis.startswith("the bias is added before the softcap") for f in record.failures
     ]
     assert any(found) is said, record.failures
+
+
+@pytest.mark.parametrize(("term", "said"), [("alibi=1", True), ("sinks=1", False)])
+def test_a_wrong_term_explains_no_case_without_it(term, said):
+    wrong = KERNELS["slope_sign"]
+
+    def forward(problem, q, k, v, **terms):
+        outputs = wrong.forward(problem, q, k, v, **terms)
+        o = outputs.o.clone()
+        if problem.sinks:
+            o[:, :, 0] = torch.nan  # another defect, of rows that see no key
+        return dataclasses.replace(outputs, o=o)
+
+    kernel = dataclasses.replace(wrong, forward=forward)
+    first = f"pass=fwd h=2/2 s=3x2 d=16 dtype=float32 mask=causal {term} seed=4"
+    slopes = "pass=fwd h=2/2 s=37x45 d=16 dtype=float32 alibi=1 seed=4"
+    seen = [
+        Trial(k, Case.parse(text), Setup(), CpuBackend())
+        for k, text in ((kernel, first), (wrong, slopes))
+    ]
+    which = explain.Pass(names=("o", "lse"), backward=False)
+    found = explain.explain(which, [explain.Witness(t, gather(t)) for t in seen], math.inf)
+    assert (found is not None and found.text.startswith("ALiBi's slopes")) is said
 
 
 def test_a_defect_that_terms_have_nothing_to_do_with_is_named_beside_them():

@@ -93,7 +93,7 @@ def explain(
         return None
     passing = [Asked(which, w) for w in usable if not which.fails(w)]
     lead = max(failing, key=lambda asked: _tells(asked.witness))
-    found = which.hypotheses(lead.witness)
+    found = _applicable(which, lead.witness, witnesses[0])
     if like:
         found.sort(key=lambda h: not h.sentence.endswith(like))
     rest = [w for w in failing if w is not lead]
@@ -122,6 +122,18 @@ def explain(
     if conditional:
         return _chosen(conditional, witnesses[0], which, (len(failing), -len(passing)))
     return None
+
+
+def _applicable(which: Pass, lead: Witness, first: Witness) -> list[Hypothesis]:
+    """Hypotheses on the case that tells most which may explain the first one.
+
+    What is wrong with a term explains no case that lacks it: two faults have two causes.
+    """
+    found = which.hypotheses(lead)
+    if not (lead.evidence.problem.terms and first.evidence.small):
+        return found
+    own = {h.key for h in which.hypotheses(first)}
+    return [h for h in found if h.key in own]
 
 
 def _tells(witness: Witness) -> tuple[bool, bool, bool, int]:

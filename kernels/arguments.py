@@ -78,7 +78,7 @@ def _gaps(block_mask):
     """The blocks of a mask with gaps, by queries."""
     if block_mask is None:
         return {"kinds": None, "tiles": None, "offsets": None, "listed": None, "SPARSE": 0}
-    kinds, tiles, (offsets, listed), _ = block_mask
+    kinds, tiles, (offsets, listed) = block_mask[:3]
     return {
         "kinds": kinds, "tiles": tiles, "offsets": offsets, "listed": listed,
         "SPARSE": block_mask.size,

@@ -72,6 +72,10 @@ def attention(
             "seqlen_q, seqlen_k); a dense mask goes into bias, as 0 and -inf"
         )
         raise ValueError(msg)
+    seqlens = q.shape[-2], k.shape[-2]
+    if block_mask is not None and block_mask.seqlens != seqlens:
+        msg = f"block_mask: made for seqlen_q, seqlen_k={block_mask.seqlens}: must be {seqlens}"
+        raise ValueError(msg)
     if bias is not None:
         bias = bias[(None,) * (4 - bias.dim())]
     return _attend(
@@ -155,7 +159,8 @@ def attention_varlen(  # noqa: D417 (the others are those of attention)
 
 def _window(window_size):
     """Both sides of a window."""
-    if not (isinstance(window_size, (tuple, list)) and len(window_size) == 2):
+    pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
+    if not pair or min(window_size) < -1:
         msg = f"window_size={window_size!r}: must be (left, right); -1: no limit"
         raise ValueError(msg)
     return window_size
@@ -173,12 +178,19 @@ def _attend(tensors, masks, dropout_p, dropout_seed, window_size, return_lse, **
     )
     if tensors[0].dtype != torch.float32:
         options = options._replace(dot_precision="ieee")  # what float32 alone has a choice of
+    for name, tensor in zip(Inputs._fields, (*tensors, seed, *masks[:2]), strict=False):
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            msg = f"{name}={tensor!r}: must be a tensor"
+            raise ValueError(msg)
     o, lse = differentiable_attention(Inputs(*tensors, seed, *masks), options)
     return (o, lse) if return_lse else o
 
 
 def _seed(dropout_p, dropout_seed):
     """The seed as the operator takes it: on the CPU, so that reading it waits for nothing."""
+    if not 0.0 <= dropout_p < 1.0:
+        msg = f"dropout_p={dropout_p}: must be at least 0 and below 1"
+        raise ValueError(msg)
     if dropout_p == 0.0:
         return None
     if dropout_seed is None:

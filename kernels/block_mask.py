@@ -37,12 +37,14 @@ class BlockMask(typing.NamedTuple):
             from ``offsets[2 i]`` on, and partly those from ``offsets[2 i + 1]`` on, up to
             ``offsets[2 i + 2]``.
         by_key: The same of blocks of keys.
+        seqlens: Of the queries and keys it was made for; none in a mask made `of` its tensors.
     """
 
     kinds: torch.Tensor
     tiles: torch.Tensor
     by_query: tuple[torch.Tensor, torch.Tensor]
     by_key: tuple[torch.Tensor, torch.Tensor]
+    seqlens: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, flat):  # noqa: ANN206
@@ -117,6 +119,7 @@ def _sorted_blocks(rows_seen, seqlen_q, seqlen_k, device):
         torch.from_numpy(tiles).to(device),
         _lists(kinds, device),
         _lists(kinds.T, device),
+        (seqlen_q, seqlen_k),
     )
 
 

@@ -316,13 +316,11 @@ def test_an_arbitrary_mask_is_a_function_of_places(kernels):
     torch.testing.assert_close(got, grads(exact, inputs), atol=1e-5, rtol=1e-4)
 
 
-def test_a_mask_of_other_lengths_is_refused(kernels):
+@pytest.mark.parametrize("lengths", [(100, 50), (100, 149)])  # 149 keys are as many blocks as 150
+def test_a_mask_of_other_lengths_is_refused(kernels, lengths):
     inputs = leaves((1, 1, 100, 16), (1, 1, 150, 16), (1, 1, 150, 16))
-    mask = kernels("attention").create_block_mask(lambda query, key: key <= query, 100, 50, "cpu")
-    with (
-        ttir.execute(),
-        pytest.raises(ValueError, match=r"block_mask: \(2, 1\) blocks of 64 on cpu"),
-    ):
+    mask = kernels("attention").create_block_mask(lambda query, key: key <= query, *lengths, "cpu")
+    with ttir.execute(), pytest.raises(ValueError, match=r"must be \(100, 150\)"):
         kernels("attention").attention(*inputs, block_mask=mask)
     mask = kernels("attention").create_block_mask(lambda query, key: key <= query, 100, 150, "cpu")
     with ttir.execute(), pytest.raises(ValueError, match="block_mask: says all that is hidden"):
@@ -375,7 +373,9 @@ def test_shapes_that_do_not_fit_are_refused(kernels, shapes, message):
         ({"alignment": "left"}, "alignment='left': must be"),
         ({"dot_precision": "tf16"}, "dot_precision='tf16': must be one of"),
         ({"softmax_scale": float("inf")}, "softmax_scale=inf: must be finite"),
-        ({"dropout_p": 1.0}, "dropout=1.0: must be"),
+        ({"dropout_p": 1.0}, "dropout_p=1.0: must be"),
+        ({"alibi_slopes": 0.5}, "alibi_slopes=0.5: must be a tensor"),
+        ({"window_size": (-5, 0)}, r"window_size=\(-5, 0\): must be \(left, right\)"),
         ({"bias": torch.zeros(3, 8)}, r"bias: torch.float32 \(1, 1, 3, 8\): must be"),
         ({"bias": torch.zeros(8, dtype=torch.int32)}, "bias: torch.int32"),
         ({"alibi_slopes": torch.ones(2)}, r"alibi_slopes: torch.float32 \(2,\): must be float32"),

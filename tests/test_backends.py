@@ -26,7 +26,6 @@ def test_a_right_kernel_leaves_no_incident_and_writes_everything():
     execution = run(flash())
     assert (execution.error, execution.incidents, execution.unwritten) == ("", (), {})
     assert execution.grads.dq.shape == CASE.problem.shape_q
-    assert execution.configs > 1
 
 
 def test_every_configuration_is_pinned_alone():

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch._subclasses import FakeTensorMode
 
 from fa_verify import ttir
 
@@ -34,6 +35,14 @@ def test_a_table_of_addresses_reaches_tensors_that_are_no_arguments():
     tensors = [torch.full((N,), float(i)) for i in range(3)]
     assert run(scale_each, table_of(tensors), N, N, grid=(3,)) == []
     assert [x.tolist() for x in tensors] == [[10.0 * i] * N for i in range(3)]
+
+
+def test_fake_tensors_lie_nowhere():
+    x = torch.ones(N)
+    with FakeTensorMode():
+        fake = torch.ones(N)
+    assert run(scale_each, table_of([x]), N, N) == []
+    assert (x.tolist(), fake.shape) == ([10.0] * N, (N,))
 
 
 def test_a_step_past_a_tensor_reached_by_address_is_out_of_bounds():

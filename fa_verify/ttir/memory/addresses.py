@@ -8,6 +8,7 @@ inside of which it lies. No tensor's elements lie at any other address: using it
 from __future__ import annotations
 
 import gc
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -134,7 +135,7 @@ class Addresses:
             known = next(arg for arg, tensor in given if tensor is best)
             return (self.seen_as(known, scalar), *_interval(best))
         if self._alive is None:
-            self._alive = list(_alive())
+            self._alive = _alive()
         best = _widest(address, self._alive)
         edges = [edge for tensor in self._alive for edge in _interval(tensor)]
         start = max((edge for edge in edges if edge <= address), default=_LOWEST)
@@ -176,16 +177,20 @@ def _widest(address: int, tensors: Iterable[torch.Tensor]) -> torch.Tensor | Non
     return best
 
 
-def _alive() -> Iterable[torch.Tensor]:
+def _alive() -> list[torch.Tensor]:
     """Every dense CPU tensor that Python knows of."""
-    for thing in gc.get_objects():
-        if (
-            issubclass(type(thing), torch.Tensor)
-            and not thing.is_meta
-            and thing.device.type == "cpu"
-            and thing.layout == torch.strided
-        ):
-            yield thing
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fake tensors warn, or raise, when asked where they lie
+        return [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and _is_dense(x)]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    if tensor.is_meta or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return False
+    try:
+        return tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def _resized(tensor: torch.Tensor, itemsize: int) -> torch.Tensor:

@@ -128,3 +128,23 @@ def test_a_while(start):
         countdown[(1,)](x)
     loops = {there for (_, way), there in run.ran.ways.items() if way == "loop"}
     assert loops == {start > 0}
+
+
+@triton.jit
+def _doubled(x):
+    return 2.0 * x
+
+
+@triton.jit
+def calls_in_a_branch(x, TWICE: tl.constexpr):
+    y = 1.0 + tl.program_id(0)
+    if TWICE:
+        y = _doubled(y)
+    tl.store(x, y)
+
+
+def test_a_line_whose_every_operation_a_callee_wrote_ran():
+    with ttir.execute() as run:
+        calls_in_a_branch[(1,)](torch.zeros(1), TWICE=True)
+    first = inspect.getsourcelines(calls_in_a_branch.fn)[1]
+    assert first + 4 in {at for _, at in run.ran.ran}

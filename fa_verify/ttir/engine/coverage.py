@@ -8,7 +8,7 @@ was moved out of loops.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,10 +50,15 @@ class Coverage:
         self._place = place
         self._names: list[tuple[Line, str]] = []
         self._blocks: dict[int, frozenset[Line]] = {}
-        self._lines: dict[Block, frozenset[Line]] = {
-            block: frozenset(place(op.location) for op in block.ops)
+        blocks = [
+            block
             for function in module.functions.values()
             for block in (*function.body.blocks, *_inner(function.walk()))
+        ]
+        files = {op.location.file for block in blocks for op in block.ops}  # but for Triton's own
+        self._lines: dict[Block, frozenset[Line]] = {
+            block: frozenset(place(at) for op in block.ops for at in _frames(op.location, files))
+            for block in blocks
         }
 
     def way(self, op: Op, name: str) -> int:
@@ -95,6 +100,14 @@ class Coverage:
             compiled=frozenset().union(*(lines for _, lines in blocks)),
             ways=dict(ways),
         )
+
+
+def _frames(location: Location, files: set[str]) -> Iterable[Location]:
+    """Where it was written, and the calls in these files that led there: their lines ran too."""
+    yield location
+    for file, line, column in location.calls:
+        if file in files:
+            yield replace(location, file=file, line=line, column=column, calls=())
 
 
 def _inner(ops: Iterable[Op]) -> Iterable[Block]:

@@ -63,7 +63,7 @@ class Clock:
 def instrument(clock, backend):
     """Book the stages of a case."""
     from fa_verify import bounds, checks, trial, worker
-    from fa_verify.checks import comparison
+    from fa_verify.checks import observed
 
     def patch(where, name, stage):
         setattr(where, name, clock.timed(stage, getattr(where, name)))
@@ -72,7 +72,7 @@ def instrument(clock, backend):
     patch(trial, "duplicate", "duplicate")
     patch(bounds, "bound_forward", "bounds forward")
     patch(bounds, "bound_backward", "bounds backward")
-    patch(comparison, "_compute", "compare")
+    patch(observed, "_compute", "compare")
     patch(checks, "statistics", "statistics")
     patch(worker, "verify", "rest")
     for group in ("WHOLE", "WITHIN", "FURTHER"):

@@ -42,6 +42,10 @@ class Format:
         """Numbers of at least this size round to infinity (IEEE 754-2019, 4.3.1)."""
         return self.largest * (1.0 + 2.0 ** -(self.precision + 1))
 
+    def ulp(self, x: Tensor) -> Tensor:
+        """The spacing at x, ``2^(max(floor(log2|x|), emin) - p + 1)``; at 0 the subnormals'."""
+        return floor_power_of_two(x.abs()).clamp_(min=2.0**self.emin).mul_(2 * self.unit_roundoff)
+
     def half_ulp(self, x: Tensor) -> Tensor:
         """The most that rounding any ``|y| <= |x|`` to nearest can lose; (B2)."""
         return Cast(self).error(x)

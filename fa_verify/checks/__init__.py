@@ -19,7 +19,8 @@ from fa_verify.checks import (
     stress,
     unmodified,
 )
-from fa_verify.checks.comparison import Comparison, comparisons
+from fa_verify.checks.comparison import Comparison
+from fa_verify.checks.observed import comparisons
 from fa_verify.checks.statistics import TensorStats, statistics
 from fa_verify.verdict import Failure
 

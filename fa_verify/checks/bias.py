@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.bounds import FORMATS, self_normalised
-from fa_verify.checks.comparison import Comparison, comparisons
 from fa_verify.checks.nearest import nearest
+from fa_verify.checks.observed import comparisons
 from fa_verify.trial import RUN_CASES, RUN_RISK, TENSOR_RISK
 from fa_verify.verdict import Failure
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
 
 __all__ = ["Lean", "check", "lean"]

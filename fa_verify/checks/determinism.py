@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fa_verify.checks.comparison import compare, comparisons
+from fa_verify.checks.observed import compare, comparisons
 from fa_verify.checks.rerun import (
     Difference,
     agree,

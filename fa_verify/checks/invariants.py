@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fa_verify.checks.comparison import comparisons, empty_rows
+from fa_verify.checks.observed import comparisons, empty_rows
 from fa_verify.checks.where import describe
 from fa_verify.verdict import Failure
 

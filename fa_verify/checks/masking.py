@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fa_verify.checks.comparison import comparisons
+from fa_verify.checks.observed import comparisons
 from fa_verify.checks.rerun import Difference, apart, differing, failures, outputs, screen
 from fa_verify.inputs import perturb_hidden
 

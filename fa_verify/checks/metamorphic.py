@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fa_verify import bounds
-from fa_verify.checks.comparison import comparisons, empty_rows
+from fa_verify.checks.observed import comparisons, empty_rows
 from fa_verify.checks.rerun import (
     Difference,
     agree,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.bounds import FORMATS, Observed, noise_of
-from fa_verify.checks.comparison import Comparison, comparisons
 from fa_verify.checks.nearest import nearest
+from fa_verify.checks.observed import comparisons
 from fa_verify.trial import RUN_CASES, RUN_RISK
 from fa_verify.verdict import Failure
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fa_verify.bounds import Noise
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
 
 __all__ = ["check", "noisy"]

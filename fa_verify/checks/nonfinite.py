@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import sight
-from fa_verify.checks.comparison import Comparison, comparisons, empty_rows
+from fa_verify.checks.observed import comparisons, empty_rows
 from fa_verify.checks.where import describe
 from fa_verify.verdict import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
 
 __all__ = ["check"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fa_verify.checks.comparison import Comparison, comparisons, look_closer, ulp
+from fa_verify.bounds import FORMATS
 from fa_verify.checks.nearest import nearest
+from fa_verify.checks.observed import comparisons
+from fa_verify.checks.reading import look_closer
 from fa_verify.checks.where import describe
 from fa_verify.trial import RUN_CASES, RUN_RISK
 from fa_verify.verdict import Failure
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
 
 __all__ = ["check", "message"]
@@ -61,7 +64,7 @@ def message(
     """Index, got, expected plus or minus bound, ratio, ulps, how many of how many, and where."""
     index = part.worst(ratio)
     got, expected = float(part.got[index]), float(part.reference[index])
-    spacing = float(ulp(part.reference[index].reshape(1), part.dtype))
+    spacing = float(FORMATS[part.dtype].ulp(part.reference[index]))
     count, total = int(outside.sum()), outside.numel()
     place = ", ".join(str(i) for i in index)
     text = (

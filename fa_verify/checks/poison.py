@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from fa_verify.checks.comparison import compare, comparisons
+from fa_verify.checks.observed import compare, comparisons
 from fa_verify.checks.rerun import Difference, agree, differing, failures, outputs, screen
 from fa_verify.inputs import with_slack
 

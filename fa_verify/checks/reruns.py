@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fa_verify.checks import determinism, masking, metamorphic, poison
-from fa_verify.checks.comparison import comparisons, sound
+from fa_verify.checks.observed import comparisons, sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

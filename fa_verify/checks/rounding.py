@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.bounds import rounded_models
-from fa_verify.checks.comparison import Comparison, comparisons
+from fa_verify.checks.observed import comparisons
 from fa_verify.verdict import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fa_verify.bounds.rounding import Model
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
 
 __all__ = ["check", "strays"]

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import foreach
-from fa_verify.checks.comparison import Comparison, empty_rows
+from fa_verify.checks.observed import empty_rows
 from fa_verify.reference import by_kv_head
 
 if TYPE_CHECKING:
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
 
 __all__ = ["rule_2x"]

@@ -10,13 +10,15 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from fa_verify import foreach
-from fa_verify.checks.comparison import Comparison, comparisons, ulp
+from fa_verify.bounds import FORMATS
+from fa_verify.checks.observed import comparisons
 from fa_verify.checks.rule_2x import rule_2x
 from fa_verify.record import TensorStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
 
 __all__ = ["TensorStats", "statistics"]
@@ -99,7 +101,7 @@ def _ulps(parts: Sequence[Comparison]) -> Sequence[torch.Tensor]:
         own = [i for i, part in enumerate(parts) if part.dtype == dtype]
         sizes, errors = (torch.cat([rows[i][which] for i in own]) for which in (0, 1))
         lengths = [len(rows[i][0]) for i in own]
-        ulps = torch.split(errors / ulp(sizes, dtype), lengths)
+        ulps = torch.split(errors / FORMATS[dtype].ulp(sizes), lengths)
         found.update(zip(own, foreach.largest(ulps), strict=True))
     return [found[i] for i in range(len(parts))]
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.checks.comparison import compare, comparisons, sound, ulp
+from fa_verify.bounds import FORMATS
+from fa_verify.checks.observed import compare, comparisons, sound
 from fa_verify.checks.rerun import agree, differing, outputs, screen
 from fa_verify.checks.where import describe
 from fa_verify.inputs import duplicate
@@ -134,7 +135,7 @@ def _judge(trial: Trial, name: str, extent: _Range, *, exact: bool) -> Iterator[
     index = part.worst(far)
     place = ", ".join(map(str, index))
     least, most = float(extent.low[index]), float(extent.high[index])
-    steps = float(spread[index] / ulp(bounded.reference[index], part.dtype))
+    steps = float(spread[index] / FORMATS[part.dtype].ulp(bounded.reference[index]))
     share = float(spread[index] / allowed[index])
     met = ", ".join(f"{extent.moved[how]} of {n} {how}" for how, n in extent.runs.items())
     yield Failure(

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.checks.comparison import Comparison, comparisons, empty_rows
+from fa_verify.checks.observed import comparisons, empty_rows
 
 if TYPE_CHECKING:
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.problem import Problem
     from fa_verify.terms import Terms
     from fa_verify.trial import Trial

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import bounds
-from fa_verify.checks.comparison import GRADIENTS, Comparison, comparisons
+from fa_verify.checks.observed import GRADIENTS, comparisons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fa_verify.arithmetic import Arithmetic
     from fa_verify.bounds import Bounded
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
 
 __all__ = ["looser"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.checks.comparison import empty_rows
+from fa_verify.checks.observed import empty_rows
 from fa_verify.checks.where import axes_of, ranges
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from fa_verify import checks
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.checks import reruns
-from fa_verify.checks.comparison import comparisons
+from fa_verify.checks.observed import comparisons
 from fa_verify.diagnosis.incidents import plain
 from fa_verify.inputs import duplicate
 from fa_verify.trial import Trial

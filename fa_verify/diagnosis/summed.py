@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fa_verify.checks.comparison import comparisons
+from fa_verify.checks.observed import comparisons
 
 if TYPE_CHECKING:
     from fa_verify.trial import Trial

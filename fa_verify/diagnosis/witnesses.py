@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fa_verify.checks.comparison import comparisons
+from fa_verify.checks.observed import comparisons
 from fa_verify.diagnosis.neighbours import moderate, simpler
 from fa_verify.trial import Trial
 

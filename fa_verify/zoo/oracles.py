@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.checks.comparison import Comparison, comparisons
+from fa_verify.checks.observed import comparisons
 from fa_verify.checks.rule_2x import rule_2x
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
 
 __all__ = ["ORACLES", "flags"]

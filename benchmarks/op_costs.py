@@ -24,6 +24,7 @@ from fa_verify import ttir
 
 ROWS, COLUMNS, PROGRAMS = tl.constexpr(64), tl.constexpr(128), 32
 TIMES = 16
+MOST = tl.constexpr(TIMES)
 ROUNDS = 31
 
 
@@ -238,6 +239,28 @@ def atomic_add(x_ptr, w_ptr, y_ptr, operation: tl.constexpr, TIMES: tl.constexpr
 
 
 @triton.jit
+def row_sum_alone(x_ptr, w_ptr, y_ptr, operation: tl.constexpr, TIMES: tl.constexpr):
+    sums_alone(x_ptr, w_ptr, y_ptr, 1, TIMES)
+
+
+@triton.jit
+def column_sum_alone(x_ptr, w_ptr, y_ptr, operation: tl.constexpr, TIMES: tl.constexpr):
+    sums_alone(x_ptr, w_ptr, y_ptr, 0, TIMES)
+
+
+@triton.jit
+def sums_alone(x_ptr, w_ptr, y_ptr, AXIS: tl.constexpr, TIMES: tl.constexpr):
+    x = tl.load(x_ptr + places())
+    w = tl.load(w_ptr + places())
+    total = tl.max(x, AXIS)
+    for i in tl.static_range(MOST):
+        x += w  # whether or not they are summed
+        if i < TIMES:
+            total += tl.sum(x, AXIS)
+    tl.store(y_ptr + places(), x + tl.expand_dims(total, AXIS))
+
+
+@triton.jit
 def dot(x_ptr, w_ptr, y_ptr, operation: tl.constexpr, TIMES: tl.constexpr):
     x = tl.load(x_ptr + places())
     total = tl.zeros((ROWS, ROWS), tl.float32)
@@ -247,7 +270,8 @@ def dot(x_ptr, w_ptr, y_ptr, operation: tl.constexpr, TIMES: tl.constexpr):
 
 
 CASES = {f.__name__: (repeat, f) for f in ELEMENTWISE} | {
-    f.__name__: (f, add) for f in (load, load_masked, store, atomic_add, dot)
+    f.__name__: (f, add)
+    for f in (load, load_masked, store, atomic_add, row_sum_alone, column_sum_alone, dot)
 }
 
 

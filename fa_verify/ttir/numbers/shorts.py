@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fa_verify.ttir.numbers.floats import Array
 
 _SCALAR = {dtype: scalar for scalar, dtype in SHORT.items()}
-_TORCH = {"f16": torch.float16, "bf16": torch.bfloat16}
 _INFINITY = {"f16": 0x7C00, "bf16": 0x7F80}
 _FEW = 512  # below this many elements NumPy's slower conversion beats the call into torch
 _SIGN = np.int16(-0x8000)
@@ -66,7 +65,9 @@ def _exactly(x: Array, dtype: np.dtype[Any]) -> Array:
 
 def as_tensor(x: Array) -> torch.Tensor:
     """View a short array as a tensor of torch's type."""
-    return as_torch(x.view(np.int16)).view(_TORCH[_SCALAR[x.dtype]])
+    if x.dtype == np.float16:
+        return as_torch(x)
+    return as_torch(x.view(np.int16)).view(torch.bfloat16)
 
 
 def as_array(x: torch.Tensor) -> Array:

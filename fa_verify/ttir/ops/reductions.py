@@ -15,7 +15,8 @@ import torch
 from fa_verify.ttir.engine.control import run
 from fa_verify.ttir.lowering.shorts import combines
 from fa_verify.ttir.numbers.floats import NARROW, SHORT, Array, as_torch
-from fa_verify.ttir.numbers.shorts import as_array, as_tensor, shorten, widen
+from fa_verify.ttir.numbers.shorts import shorten, widen
+from fa_verify.ttir.numbers.trees import Tree
 from fa_verify.ttir.ops.tiles import full, integer
 
 if TYPE_CHECKING:
@@ -90,7 +91,6 @@ _ROUNDING: dict[str, Callable[..., torch.Tensor]] = {
     "arith.addf": torch.add,
     "arith.mulf": torch.mul,
 }
-_SHORT = 16  # inner loops over so few 16-bit elements cost more than a transposition
 
 
 def _known(op: Op) -> str | None:
@@ -102,34 +102,19 @@ def _known(op: Op) -> str | None:
 
 
 def _short_tree(
-    function: Callable[..., torch.Tensor], scalar: str, *, keep: bool
+    function: Callable[..., torch.Tensor], scalar: str, axis: int, *, keep: bool
 ) -> Callable[[Array, int], Array]:
     """Combine halves of the axis, as `reduce` does with any region, rounding each result.
 
     PyTorch computes with 16-bit numbers in float32 and rounds to nearest even, as the region would.
     """
+    tree = Tree(function, axis)
 
-    def apply(x: Array, axis: int) -> Array:
-        values, half = as_tensor(shorten(x, scalar)), x.shape[axis] // 2
-        innermost = axis == x.ndim - 1
-        while half > (_SHORT if innermost else 0):
-            values = function(values.narrow(axis, 0, half), values.narrow(axis, half, half))
-            half //= 2
-        if half:
-            values = _rows(function, values, half)
-        whole = as_array(values).reshape(x.shape[:axis] + x.shape[axis + 1 :])
+    def apply(x: Array, _: int) -> Array:
+        whole = tree(shorten(x, scalar))
         return whole if keep else widen(whole)
 
     return apply
-
-
-def _rows(function: Callable[..., torch.Tensor], values: torch.Tensor, half: int) -> torch.Tensor:
-    """Combine halves of short rows, all rows at once: the transposition moves pairs of elements."""
-    pairs = values.contiguous().view(-1, 2 * half).view(torch.int32).numpy().T
-    across = torch.from_numpy(pairs.copy("C")).view(values.dtype)
-    while (half := half // 2) > 0:
-        across = function(across[:half], across[half:])
-    return function(across[0, ::2], across[0, 1::2])
 
 
 class Combine:
@@ -162,7 +147,7 @@ def reduce(op: Op, low: Lowering) -> Step:
         known = None
         if scalar in SHORT:
             low.takes_short(op)
-            known = _short_tree(_ROUNDING[name], scalar, keep=low.short(op.results[0]))
+            known = _short_tree(_ROUNDING[name], scalar, axis, keep=low.short(op.results[0]))
     extent = shape[axis - 1]
     if known is not None:
         found = known
@@ -172,7 +157,9 @@ def reduce(op: Op, low: Lowering) -> Step:
                 spread = list(x.shape)
                 spread[axis] = extent
                 x = np.broadcast_to(x, spread)
-            return found(x, axis)
+            return (
+                found(x, axis) if extent > 1 else x.reshape(*x.shape[:axis], *x.shape[axis + 1 :])
+            )
 
         return low.unary(op, whole)
     combine = Combine(op, low)

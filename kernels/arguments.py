@@ -139,11 +139,9 @@ def arguments(
         "starts_k": starts[1] if packed else None,
         "documents": len(starts[0]) - 1 if packed else None,
         "bias": bias,
-        "bias_strides": None if bias is None else _strides(bias),
+        **_strides(bias),
         "alibi_slopes": None if alibi_slopes is None else alibi_slopes.contiguous(),
-        "alibi": None
-        if alibi_slopes is None
-        else (mask.shift(seqlen_q, seqlen_k), problem.heads_q * (alibi_slopes.dim() - 1)),
+        **_alibi(problem, alibi_slopes),
         **dropout.arguments(problem, dropout_seed),
         **_gaps(block_mask),
         "BLOCK_D": block_d,
@@ -172,10 +170,28 @@ def blocks_of(documents, rows, block):
 
 
 def _strides(bias):
-    """Strides of a bias, 0 along the axes that are broadcast."""
-    return tuple(
-        0 if size == 1 else stride for size, stride in zip(bias.shape, bias.stride(), strict=True)
-    )
+    """Strides of a bias, 0 along the axes that are broadcast.
+
+    Numbers, not a tuple: Triton compiles anew for each tuple with other entries that are 1 or a
+    multiple of 16, whatever `do_not_specialize` says.
+    """
+    names = ("stride_bias_b", "stride_bias_h", "stride_bias_q", "stride_bias_k")
+    if bias is None:
+        return dict.fromkeys(names)
+    return {
+        name: 0 if size == 1 else stride
+        for name, size, stride in zip(names, bias.shape, bias.stride(), strict=True)
+    }
+
+
+def _alibi(problem, alibi_slopes):
+    """The diagonal, and how far one place's slopes are from the next one's (terms.py)."""
+    if alibi_slopes is None:
+        return {"alibi_diagonal": None, "alibi_stride": None}
+    return {
+        "alibi_diagonal": problem.mask.shift(problem.seqlen_q, problem.seqlen_k),
+        "alibi_stride": problem.heads_q * (alibi_slopes.dim() - 1),
+    }
 
 
 def _tile(bias):

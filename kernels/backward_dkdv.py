@@ -34,7 +34,9 @@ _RUNTIME = (
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "heads_q", "heads_kv", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi",
+    "band_lo", "band_hi", "seqlen_bucket", "documents",
+    "stride_bias_b", "stride_bias_h", "stride_bias_q", "stride_bias_k",
+    "alibi_diagonal", "alibi_stride",
     "dropout_seed", "dropout_threshold", "dropout_factor",
 )  # fmt: skip
 
@@ -48,7 +50,9 @@ def dkdv_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     heads_q, heads_kv, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi,
+    starts_q, starts_k, documents,
+    bias, stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k,
+    alibi_slopes, alibi_diagonal, alibi_stride,
     dropout_seed, dropout_threshold, dropout_factor,
     kinds, tiles, offsets, listed,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
@@ -125,8 +129,10 @@ def dkdv_kernel(
         if VARLEN:
             place = document
         terms = head_terms(
-            bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, BIAS_VECTOR, ALIBI
-        )
+            bias, (stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k),
+            alibi_slopes, (alibi_diagonal, alibi_stride), batch, place, head_q,
+            BIAS, BIAS_VECTOR, ALIBI,
+        )  # fmt: skip
         if VARLEN:
             along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
             terms = document_terms(terms, start_q, start_k, along, BIAS)

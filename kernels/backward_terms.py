@@ -35,7 +35,9 @@ _RUNTIME = (
     "stride_dob", "stride_doh", "stride_dom", "stride_dod",
     "own_heads", "shared_heads", "sharers", "splits",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi",
+    "band_lo", "band_hi", "seqlen_bucket", "documents",
+    "stride_bias_b", "stride_bias_h", "stride_bias_q", "stride_bias_k",
+    "alibi_diagonal", "alibi_stride",
     "dropout_seed", "dropout_threshold", "dropout_factor",
 )  # fmt: skip
 
@@ -50,7 +52,9 @@ def dbias_kernel(
     own_heads, shared_heads, sharers, splits,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi,
+    starts_q, starts_k, documents,
+    bias, stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k,
+    alibi_slopes, alibi_diagonal, alibi_stride,
     dropout_seed, dropout_threshold, dropout_factor,
     kinds, tiles, offsets, listed,  # noqa: ARG001 (others walk lists of blocks; this visits all)
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
@@ -108,8 +112,10 @@ def dbias_kernel(
         if VARLEN:
             place = document
         terms = head_terms(
-            bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, BIAS_VECTOR, ALIBI
-        )
+            bias, (stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k),
+            alibi_slopes, (alibi_diagonal, alibi_stride), batch, place, head_q,
+            BIAS, BIAS_VECTOR, ALIBI,
+        )  # fmt: skip
         if VARLEN:
             q_head = skip_rows(q_head, start_q, stride_qm, VECTOR)
             do_head = skip_rows(do_head, start_q, stride_dom, VECTOR)

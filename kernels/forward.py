@@ -19,7 +19,9 @@ _RUNTIME = (
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
     "stride_ob", "stride_oh", "stride_om",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
-    "band_lo", "band_hi", "seqlen_bucket", "documents", "bias_strides", "alibi",
+    "band_lo", "band_hi", "seqlen_bucket", "documents",
+    "stride_bias_b", "stride_bias_h", "stride_bias_q", "stride_bias_k",
+    "alibi_diagonal", "alibi_stride",
     "dropout_seed", "dropout_threshold", "dropout_factor",
 )  # fmt: skip
 
@@ -33,7 +35,9 @@ def forward_kernel(
     stride_ob, stride_oh, stride_om,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    starts_q, starts_k, documents, bias, bias_strides, alibi_slopes, alibi,
+    starts_q, starts_k, documents,
+    bias, stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k,
+    alibi_slopes, alibi_diagonal, alibi_stride,
     dropout_seed, dropout_threshold, dropout_factor, sinks,
     kinds, tiles, offsets, listed,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
@@ -61,7 +65,7 @@ def forward_kernel(
             HAS_LO and HAS_HI. Under VARLEN limits of j - the diagonal of i instead.
         starts_q, starts_k: (documents + 1,) int32, under VARLEN: the packed document's rows; it is
             aligned as BOTTOM_RIGHT says.
-        bias, bias_strides, alibi_slopes, alibi: See terms.py; None without BIAS and ALIBI.
+        bias, stride_bias_*, alibi_slopes, alibi_*: See terms.py; None without BIAS and ALIBI.
         dropout_seed, dropout_threshold, dropout_factor: See dropout.py; None without DROPOUT.
         sinks: (heads_q,) float32, a logit without a key in every row's sum; or None.
 
@@ -115,8 +119,10 @@ def forward_kernel(
     if VARLEN:
         place = document
     terms = head_terms(
-        bias, bias_strides, alibi_slopes, alibi, batch, place, head_q, BIAS, BIAS_VECTOR, ALIBI
-    )
+        bias, (stride_bias_b, stride_bias_h, stride_bias_q, stride_bias_k),
+        alibi_slopes, (alibi_diagonal, alibi_stride), batch, place, head_q,
+        BIAS, BIAS_VECTOR, ALIBI,
+    )  # fmt: skip
     if VARLEN:
         along = document_band(0, length_q, length_k, BOTTOM_RIGHT)
         terms = document_terms(terms, start_q, start_k, along, BIAS)

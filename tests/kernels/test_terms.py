@@ -292,5 +292,19 @@ def test_plain_attention_is_handed_nothing_of_the_terms(name):
     assert plain.kernels
     for kernel_ in plain.kernels:
         handed = {argument.partition(".")[0] for argument in kernel_.arguments}
-        assert not handed & {"bias", "bias_strides", "alibi_slopes", "dropout_seed", "sinks"}
+        assert not handed & {"bias", "stride_bias_q", "alibi_slopes", "dropout_seed", "sinks"}
         assert "dlse" not in handed
+
+
+@pytest.mark.parametrize("lengths", ["s=9x10", "s=16x32", "s=33x130"])
+def test_lengths_compile_nothing_anew(lengths):
+    """Diagonals and strides of a bias of 1, of multiples of 16 and of neither."""
+    (kernel,) = loader.load("kernels/flash_attention.py:flash")
+    found = []
+    for text in ("s=33x66", lengths):
+        case = f"pass=bwd h=2 {text} d=16 dtype=float16 mask=causal bias=hq alibi=1 seed=0"
+        found.append(launched(kernel, Case.parse(case), 0).kernels)
+    assert [(k.arguments, k.constants) for k in found[0]] == [
+        (k.arguments, k.constants) for k in found[1]
+    ]
+    assert [k.source.hash() for k in found[0]] == [k.source.hash() for k in found[1]]

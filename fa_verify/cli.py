@@ -1,4 +1,4 @@
-"""The command line: check, replay, selftest, mutate, resources, bench, list, report, compare.
+"""The command line, a function for each command.
 
 All work is done below.
 
@@ -357,6 +357,28 @@ def report(records: tuple[Path, ...], output: Path) -> int:
     for path in files.write(files.summary_of(records), output):
         console.print(str(path), soft_wrap=True)
     return 0
+
+
+@_cli.command()
+@click.argument(
+    "records", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RECORD..."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("fa-verify-matrix"),
+    show_default=True,
+    help="Folder to write to.",
+)
+def matrix(records: tuple[Path, ...], output: Path) -> int:
+    """Write matrix.html, .md and .json: each kernel's errors by variant, precision and device.
+
+    RECORD is a record (.jsonl), a folder of them, or a matrix.json written before; all are added.
+    """
+    from fa_verify.report import files  # noqa: PLC0415
+
+    return files.merge(records, output, Console(highlight=False))
 
 
 @_cli.command()

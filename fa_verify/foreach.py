@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Tensors = tuple[Tensor, ...] | list[Tensor]
 
-__all__ = ["differences", "largest", "ratios", "sizes"]
+__all__ = ["differences", "largest", "products", "ratios", "signs", "sizes"]
 
 
 def differences(left: Tensors, right: Tensors) -> Tensors:
@@ -27,6 +27,16 @@ def differences(left: Tensors, right: Tensors) -> Tensors:
 def ratios(left: Tensors, right: Tensors) -> Tensors:
     """Left over right, each."""
     return torch._foreach_div(left, right)  # noqa: SLF001
+
+
+def products(left: Tensors, right: Tensors) -> Tensors:
+    """Left times right, each."""
+    return torch._foreach_mul(left, right)  # noqa: SLF001
+
+
+def signs(tensors: Tensors) -> Tensors:
+    """1, 0 or -1 for each element of each."""
+    return torch._foreach_sign(tensors)  # noqa: SLF001
 
 
 def sizes(tensors: Tensors) -> Tensors:

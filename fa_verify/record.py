@@ -43,7 +43,8 @@ class TensorStats(msgspec.Struct, frozen=True, kw_only=True):
             over some thousands of them, evenly spaced.
         ulp: Largest error in ulps of the output format, at the largest reference of its row (of
             lse: at the reference).
-        bias: Mean signed err/bound.
+        bias: Mean err/bound, positive where a result is too large: lse as a number, the others in
+            size.
         rule_2x: Error over flash-attn's allowance (twice that of a half-precision PyTorch), for
             readers who know that rule; None when not computed.
         worst: Index of the worst element.

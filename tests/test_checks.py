@@ -464,6 +464,16 @@ def test_statistics_are_finite_and_complete():
     assert wrong["o"].worst == (0, 0, 0, 0)
 
 
+def test_the_bias_of_a_tensor_is_that_of_its_sizes():
+    def shrinks(outputs):
+        return Outputs((outputs.o.double() * (1 - 2e-3)).half(), outputs.lse + 1e-6)
+
+    right, wrong = checks.statistics(trial()), checks.statistics(trial(fwd=changed(shrinks)))
+    assert abs(right["o"].bias) < 0.003
+    assert wrong["o"].bias < -0.01  # o is of either sign, and its mean error near 0
+    assert wrong["lse"].bias > right["lse"].bias + 0.02
+
+
 def test_ranges_and_places():
     assert ranges([0, 1, 2, 5]) == "0..2, 5"
     wrong = torch.zeros(1, 2, 4, 8, dtype=torch.bool)

@@ -27,9 +27,11 @@ def test_largest_sees_nan_and_infinity_wherever_they_are(device):
 
 
 @pytest.mark.parametrize("device", ["cpu", CARD])
-def test_differences_and_ratios_are_those_of_each(device):
+def test_differences_ratios_and_signs_are_those_of_each(device):
     left = [torch.tensor(x, dtype=torch.float64, device=device) for x in ([1.0, -3.0], [[0.0]])]
     right = [torch.tensor(x, dtype=torch.float64, device=device) for x in ([4.0, 2.0], [[5.0]])]
     assert [x.tolist() for x in foreach.differences(left, right)] == [[-3.0, -5.0], [[-5.0]]]
     assert [x.tolist() for x in foreach.ratios(left, right)] == [[0.25, -1.5], [[0.0]]]
+    assert [x.tolist() for x in foreach.products(left, right)] == [[4.0, -6.0], [[0.0]]]
+    assert [x.tolist() for x in foreach.signs(left)] == [[1.0, -1.0], [[0.0]]]
     assert [x.tolist() for x in foreach.sizes(left)] == [[1.0, 3.0], [[0.0]]]

@@ -49,18 +49,34 @@ def _facts(parts: Sequence[Comparison]) -> list[tuple[float, ...]]:
     if not parts:
         return []
     ratios, biases = [], []
-    for part in parts:
-        ratio, signed = part.ratio, part.signed
+    for part, excess in zip(parts, _excesses(parts), strict=True):
+        ratio, over = part.ratio, excess
         if not part.judges_all:
-            ratio, signed = ratio[part.judged], signed[part.judged]
+            ratio, over = ratio[part.judged], over[part.judged]
         ratios.append(_some(ratio))
-        biases.append(signed.mean())
+        biases.append(over.mean())
     places = [part.ratio.argmax() for part in parts]
     # One median of all, whose rows are filled up with NaN: it is many operations on a card.
     medians = pad_sequence(ratios, batch_first=True, padding_value=math.nan).nanmedian(-1).values
     read = torch.stack([*places, *medians, *biases, *_ulps(parts)])  # one transfer
     facts: list[list[float]] = read.view(4, -1).T.tolist()
     return list(map(tuple, facts))
+
+
+def _excesses(parts: Sequence[Comparison]) -> list[torch.Tensor]:
+    """Of each element err/bound, positive where it is too large: lse as a number, others in size.
+
+    Values of either sign would hide in their mean that all of them are too small, as a format that
+    truncates makes them.
+    """
+    found = [part.signed for part in parts]
+    sized = [i for i, part in enumerate(parts) if part.name != "lse"]
+    if sized:
+        signs = foreach.signs([parts[i].reference for i in sized])
+        outward = foreach.products([found[i] for i in sized], signs)
+        for i, excess in zip(sized, outward, strict=True):
+            found[i] = excess
+    return found
 
 
 def _stats(part: Comparison, facts: Sequence[float], over_2x: float | None) -> TensorStats:

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from fa_verify.report import text
 from fa_verify.report.changes import Change, Limits, Side, failures, fewer, gone, lost, worse
-from fa_verify.report.markdown import environment, escape, fence
+from fa_verify.report.markdown import environment
+from fa_verify.report.marks import escape, fence
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -14,28 +14,30 @@ from fa_verify.report import text
 from fa_verify.report.charts import charts
 from fa_verify.report.coverage import place
 from fa_verify.report.headline import caveats, headline, remark, where, word
+from fa_verify.report.matrix import matrix, words
 from fa_verify.report.sanitized import sentences
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
+    from fa_verify.report.matrix import Matrix
     from fa_verify.report.summary import Summary
 
-__all__ = ["render"]
+__all__ = ["render", "render_matrix"]
 
 _FAULTS: Final = 100  # shown in full
 _NOTES: Final = 100
 
 
-def render(summary: Summary) -> str:
-    """The whole page."""
-    environment = jinja2.Environment(
+def environment() -> jinja2.Environment:
+    """Templates, and the words and numbers that they write."""
+    found = jinja2.Environment(
         loader=jinja2.PackageLoader("fa_verify.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
+    found.filters.update(
         clean=text.clean,
         count=text.count,
         duration=text.duration,
@@ -45,20 +47,41 @@ def render(summary: Summary) -> str:
         plural=text.plural,
         share=text.share,
     )
-    return environment.get_template("report.html.j2").render(
-        summary=summary,
-        word=word(summary),
-        headline=headline(summary),
-        caveats=caveats(summary),
-        remark=remark,
-        where=where,
-        tensors=summary.tensors,
-        verdicts=Verdict,
-        charts=charts(summary),
-        place=place,
-        faults=summary.faults[:_FAULTS],
-        notes=summary.notes[:_NOTES],
-        watched=list(sentences(summary.sanitized)),
+    found.globals.update(bias=words.bias, missing=words.missing, ulps=words.ulps)
+    return found
+
+
+def render(summary: Summary) -> str:
+    """The whole page."""
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            summary=summary,
+            word=word(summary),
+            headline=headline(summary),
+            caveats=caveats(summary),
+            remark=remark,
+            where=where,
+            tensors=summary.tensors,
+            verdicts=Verdict,
+            charts=charts(summary),
+            place=place,
+            faults=summary.faults[:_FAULTS],
+            notes=summary.notes[:_NOTES],
+            watched=list(sentences(summary.sanitized)),
+            matrix=matrix(summary.facts, summary.results),
+            how=words.HOW,
+        )
+    )
+
+
+def render_matrix(found: Matrix) -> str:
+    """A page of a matrix alone."""
+    return (
+        environment()
+        .get_template("matrix_page.html.j2")
+        .render(matrix=found, headline=words.headline(found), how=words.HOW)
     )
 
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from fa_verify.report import text
 from fa_verify.report.coverage import reached
 from fa_verify.report.faults import families
 from fa_verify.report.headline import beside, caveats, headline, remark, where, word
+from fa_verify.report.marks import escape, fence, table
 from fa_verify.report.sanitized import sentences
 from fa_verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from fa_verify.report.facts import Facts
     from fa_verify.report.faults import Family
     from fa_verify.report.summary import Summary
 
-__all__ = ["escape", "fence", "render", "table"]
+__all__ = ["environment", "render"]
 
 _SHOWN: Final = 20  # faults, and reasons: a comment holds 65,536 characters
-_FENCE: Final = "```"
 
 
 def render(summary: Summary) -> str:
@@ -116,32 +115,3 @@ def environment(facts: Facts) -> str:
     if facts.seconds is not None and facts.rate is not None:
         parts.append(f"{text.duration(facts.seconds)}, {facts.rate:.1f} cases/s")
     return "; ".join(parts) or "no run recorded"
-
-
-def table(head: Sequence[str], body: Sequence[Sequence[str]], *, left: int) -> str:
-    """A table whose first `left` columns and last one are aligned left, the others right."""
-    last = len(head) - 1
-    rule = [":--" if index < left or index == last else "--:" for index in range(len(head))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *body))
-
-
-def fence(content: Sequence[str], language: str = "") -> str:
-    """A code block whose fence is longer than any run of backticks inside it."""
-    mark = _FENCE
-    while any(mark in line for line in content):
-        mark += "`"
-    return "\n".join((mark + language, *content, mark))
-
-
-def escape(content: str) -> str:
-    r"""Text that Markdown shows as it is, in a table too.
-
-    >>> escape("a|b <img> *c* @someone")
-    'a\\|b &lt;img> \\*c\\* @\u200bsomeone'
-    """
-    found = text.clean(content).replace("\\", "\\\\").replace("&", "&amp;")
-    found = re.sub(r"(?<!\w)_|_(?!\w)", r"\_", found)
-    for char in "|*[]`~#":
-        found = found.replace(char, "\\" + char)
-    found = re.sub("^>", "&gt;", found.replace("<", "&lt;"))
-    return found.replace("@", "@\u200b")  # a zero-width space: nobody is notified

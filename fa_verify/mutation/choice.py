@@ -87,6 +87,15 @@ def traits(case: Case) -> Iterator[str]:
         seen = p.seqlen_k if right is None else shift + right
         yield f"blocks without a mask {min(seen, p.seqlen_k) > _LARGEST_BLOCK}"
     yield f"longer {(p.seqlen_q > p.seqlen_k) - (p.seqlen_q < p.seqlen_k)}"
+    yield f"terms {p.terms != ()} banded {mask.banded} {bool(mask.documents or mask.pattern)}"
+    yield f"bias {p.bias} {_along(p.layout_bias, p.shape_bias)}"
+    if p.bias:
+        yield f"values of bias {case.values.bias}"
+    yield f"alibi {p.alibi} {case.values.slopes if p.alibi else ''}"
+    yield f"sinks {p.sinks} {case.values.sinks if p.sinks else ''}"
+    yield f"dropout {p.dropout > 0}"
+    if case.backward:
+        yield f"gradient of lse {p.lse_grad}"
     yield f"values {case.values.qk}"
     yield f"values of v {case.values.v}"
     for name, shape in (
@@ -94,6 +103,7 @@ def traits(case: Case) -> Iterator[str]:
         ("k", p.shape_k),
         ("v", p.shape_v),
         ("do", p.shape_o),
+        ("bias", p.shape_bias),
     ):
         layout: Layout = getattr(p, f"layout_{name}")
         for axis, stride in zip("bhsd", layout.strides(shape), strict=True):
@@ -109,6 +119,13 @@ def _columns(head_dim: int, wide: int) -> str:
     if head_dim.bit_count() == 2 and head_dim % _SMALLEST_BLOCK == 0:
         return "2^n + 2^m"
     return "vectors" if head_dim % wide == 0 else "odd"
+
+
+def _along(layout: Layout, shape: tuple[int, int, int, int]) -> str:
+    """How a bias that lies along keys can be read."""
+    if shape[3] == 1:
+        return ""
+    return "in a row" if layout.strides(shape)[3] == 1 else "scattered"
 
 
 def _vectors(case: Case, wide: int) -> bool:

@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = ["selftest"]
 
-_RIGHT = ("flash", "atomic", "decode_forward", "paged_forward")
+_RIGHT = (
+    *(f"launch.py:{name}" for name in ("flash", "atomic", "decode_forward", "paged_forward")),
+    *(f"launch.py:{name}" for name in ("varlen_forward", "masked_forward")),
+    "launch_terms.py:terms",
+)
 _SHRINK_SECONDS = 2.0
 _CASES_OF_RIGHT = 12  # of each right kernel, that the other oracles judge
 _TIMEOUT = 300.0  # a slow machine is no defect
@@ -220,7 +224,7 @@ def _subjects(target: str | None, place: Path, only: Sequence[str]) -> Iterator[
                 ),
                 operator.causes,
             )
-    right = [target] if target else [f"{defects.KERNELS / 'launch.py'}:{name}" for name in _RIGHT]
+    right = [target] if target else [f"{defects.KERNELS / name}" for name in _RIGHT]
     for where in right:
         (kernel,) = loader.load(where)
         if _wanted(kernel.name, only):

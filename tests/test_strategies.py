@@ -486,6 +486,12 @@ def test_a_third_of_the_cases_has_each_term():
     assert all(ALL_TERMS.reason_against(case.problem) is None for case in cases)
 
 
+def _last(case, axis):
+    """How far the last element of a bias along an axis is from the first."""
+    p = case.problem
+    return (p.shape_bias[axis] - 1) * p.layout_bias.strides(p.shape_bias)[axis]
+
+
 def test_every_corner_of_terms_is_visited():
     count = 2 * (len(CORNERS) + len(TERM_CORNERS))
     every = dataclasses.replace(ALL_TERMS, window=True, softcap=True)
@@ -500,6 +506,8 @@ def test_every_corner_of_terms_is_visited():
             c.problem.sinks and c.problem.seqlen_q > c.problem.seqlen_k
         ),
         "sinks of some heads only": lambda c: c.values.sinks == "off" and c.problem.heads_q > 1,
+        "a bias past 2^31 by query": lambda c: _last(c, 2) >= 1 << 31 and _last(c, 3) < 1 << 31,
+        "a bias past 2^31 by key": lambda c: _last(c, 3) >= 1 << 31,
         "dropout of nearly all": lambda c: c.problem.dropout == 0.9,
         "all terms at once": lambda c: len(c.problem.terms) == 5,
     }

@@ -61,6 +61,16 @@ GAP_CORNERS = (
         tables=(("DOCUMENTS", (("one", "one"),)), ("MASKS", _CAUSAL), *_SOME),
     ),
     Corner(
+        # The last rows are that far: those of the last documents, or in their blocks.
+        name="documents past 2^31 by row",
+        tables=(
+            *(("DOCUMENTS", (("cut", "cut"),)), ("EMPTY", ("none",)), ("LAYOUTS", ("huge",))),
+            *(("DTYPES", ("float16", "bfloat16")), *_SOME),
+        ),
+        axis=2,
+        backward=True,
+    ),
+    Corner(
         name="documents of the same lengths",
         tables=(("DOCUMENTS", (("alike", "alike"),)), ("EMPTY", ("none",)), *_SOME),
     ),

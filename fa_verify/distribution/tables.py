@@ -127,7 +127,7 @@ DLSE: Table[str] = (("normal", 60), ("zeros", 10), ("spikes", 30))
 DROPOUT: Table[float] = ((0.1, 45), (0.5, 20), (0.2, 15), (0.9, 12), (0.01, 8))
 BIAS_LAYOUTS: Table[str] = (
     *(("bhsd", 40), ("padded rows", 15), ("transposed", 10), ("offset", 10)),
-    *(("padded heads", 10), ("spread", 5), ("sbhd", 10)),
+    *(("padded heads", 10), ("spread", 5), ("sbhd", 10), ("huge", 2)),
 )
 
 # Of a kernel that declares packed documents, or masks with gaps: how many of its cases have them,

@@ -64,6 +64,25 @@ TERM_CORNERS = (
         backward=True,
     ),
     Corner(
+        # One axis at a time: a row of them is 64 elements or fewer, within a block.
+        name="a bias past 2^31 by query",
+        tables=(
+            *(("TERMS", ("bias",)), ("BIAS_LAYOUTS", ("huge",)), ("SHAPES", ("small",))),
+            *(("DTYPES", ("float16", "bfloat16")), ("BIAS_AXES", ("qk", "hqk", "bqk", "bhqk"))),
+        ),
+        axis=2,
+        backward=True,
+    ),
+    Corner(
+        name="a bias past 2^31 by key",
+        tables=(
+            *(("TERMS", ("bias",)), ("BIAS_LAYOUTS", ("huge",)), ("SHAPES", ("small",))),
+            *(("DTYPES", ("float16", "bfloat16")), ("BIAS_AXES", ("k", "hk", "qk", "bk"))),
+        ),
+        axis=3,
+        backward=True,
+    ),
+    Corner(
         name="dropout of nearly all",
         tables=(("TERMS", ("dropout",)), ("DROPOUT", (0.9,)), ("SHAPES", ("small", "medium"))),
         backward=True,
@@ -137,8 +156,12 @@ class _Drawing:
         }
         with_terms = dataclasses.replace(p, **fields)
         if with_terms.bias and self._c.layouts:
-            kind = _at(tables.BIAS_LAYOUTS, self._form.random())
-            layout = placed(kind, "bias", with_terms, self._form.random, None)
+            table = self._left("BIAS_LAYOUTS")
+            kind = _at(table, self._form.random())
+            if self._form is not self._rng:  # on a card, where a huge tensor takes memory
+                kind = kind.replace("huge", "bhsd")
+            axis = self._corner.axis
+            layout = placed(kind, "bias", with_terms, self._form.random, axis)
             return dataclasses.replace(with_terms, layout_bias=layout)
         return with_terms
 
@@ -152,10 +175,13 @@ class _Drawing:
 
     def pick(self, name: str) -> Any:
         """An entry of a table, of those that the corner keeps."""
+        return _at(self._left(name), self._rng.random())
+
+    def _left(self, name: str) -> Table[Any]:
+        """A table, or what the corner keeps of it."""
         table: Table[Any] = getattr(tables, name)
         kept = self._corner.kept(name)
-        table = tuple(entry for entry in table if entry[0] in kept) or table
-        return _at(table, self._rng.random())
+        return tuple(entry for entry in table if entry[0] in kept) or table
 
 
 def _size(p: Problem, axes: str) -> int:

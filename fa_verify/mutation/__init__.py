@@ -90,7 +90,10 @@ def mutate(
             list(hunt.quarries.values()), only=only, operators=operators, functions=functions,
             sample=sample, seed=seed,
         )  # fmt: skip
-        console.print(f"{len(wanted)} of {len(hunt.quarries)} mutants on {len(hunt.cases)} cases")
+        console.print(
+            f"{len(wanted)} of {len(hunt.quarries)} mutants on {len(hunt.cases)} cases, which "
+            f"the kernel itself passed after {time.monotonic() - begin:.0f} s"
+        )
         report = _Report(folder, console, hunt, wanted, begin)
         with contextlib.suppress(KeyboardInterrupt):  # what is known by then is written
             hunt.run(wanted, report.tell)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fa_verify.kernel import Kernel
     from fa_verify.layouts import Layout
 
-__all__ = ["chosen", "traits"]
+__all__ = ["chosen", "late", "traits"]
 
 _TIMES = 40  # as many cases are drawn as are wanted
 _CHEAP = 0.5  # of these, the cheapest share is chosen from
@@ -28,7 +28,7 @@ _NEAR = 2  # how far from a block's end an end of a mask still may be of interes
 
 
 def chosen(kernel: Kernel, cases: int, seed: int) -> list[tuple[Case, Setup]]:
-    """Cases of a run, in the order in which they are to be tried.
+    """Cases of a run: whatever of them comes first has most that the rest has.
 
     A few large cases would take most of the time, and show little that small ones do not. One after
     the other, the case is chosen that brings most pairs of traits, each counted half as much for
@@ -49,12 +49,15 @@ def chosen(kernel: Kernel, cases: int, seed: int) -> list[tuple[Case, Setup]]:
         best = max(pool, key=lambda i: sum(0.5 ** seen[pair] for pair in pairs[i]))
         seen.update(pairs[best])
         found.append(pool.pop(best))
-    return sorted(found, key=lambda pair: (_far(pair[0]), _cost(pair)))
+    return found
 
 
-def _far(case: Case) -> bool:
-    """Whether a stride, taken for a length, makes loops that a time limit must end: these last."""
-    return any(trait.startswith("far") for trait in traits(case))
+def late(pair: tuple[Case, Setup]) -> tuple[bool, int]:
+    """A key: what is cheap is tried before what is not.
+
+    Last come cases where a stride, taken for a length, makes loops that a time limit must end.
+    """
+    return any(trait.startswith("far") for trait in traits(pair[0])), _cost(pair)
 
 
 def traits(case: Case) -> Iterator[str]:
@@ -109,7 +112,7 @@ def traits(case: Case) -> Iterator[str]:
         for axis, stride in zip("bhsd", layout.strides(shape), strict=True):
             extent = shape["bhsd".index(axis)]
             if stride * (extent - 1) >= _INT32 and (name != "do" or case.backward):
-                yield f"far {name} {axis}{' of blocks' * (extent > _LARGEST_BLOCK)}"
+                yield f"far {name} {axis} {_extent(extent)} {bool(mask.documents)}"
 
 
 def _columns(head_dim: int, wide: int) -> str:
@@ -119,6 +122,13 @@ def _columns(head_dim: int, wide: int) -> str:
     if head_dim.bit_count() == 2 and head_dim % _SMALLEST_BLOCK == 0:
         return "2^n + 2^m"
     return "vectors" if head_dim % wide == 0 else "odd"
+
+
+def _extent(extent: int) -> str:
+    """Whether the last element is in the first block, whatever a block is, or surely in another."""
+    if extent <= _SMALLEST_BLOCK:
+        return "in a block"
+    return "in blocks" if extent > _LARGEST_BLOCK else "in some block"
 
 
 def _along(layout: Layout, shape: tuple[int, int, int, int]) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pebble
 
 from fa_verify.mutation import work
+from fa_verify.mutation.choice import late
 from fa_verify.mutation.subject import Fate
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ __all__ = ["Hunt", "Quarry"]
 Fates = list[tuple[Fate, float]]
 
 _CHUNK, _LEAST = 16, 4  # mutants tried by one process in a row: a case is not made for one alone
+_TRIES = 64  # cases on which a mutant is tried at most: the first that were chosen
+_PROVEN = 16  # likewise, of one that is proven to change nothing: only the proof is looked after
 _WHOLES = 16  # cases on which a survivor is tried under all checks
 _MEMORY = 8 << 30
 _PATIENCE = 1.0  # seconds after which it is asked again whether the time is over
@@ -87,11 +90,18 @@ class Quarry:
 
 @dataclasses.dataclass(slots=True)
 class _Prey:
-    """A case that the kernel itself passes."""
+    """A case that the kernel itself passes.
+
+    Attributes:
+        number: Its place among those chosen.
+        case: The case; setup: how it is run.
+        late: Where it comes among those that a mutant is tried on.
+    """
 
     number: int
     case: Case
     setup: Setup
+    late: tuple[bool, int]
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -152,7 +162,7 @@ class Hunt:
             if failure:
                 self.unfit.append((case, failure))
                 continue
-            self.cases.append(_Prey(number, case, setup))
+            self.cases.append(_Prey(number, case, setup, late((case, setup))))
             for index, (found, differ) in enumerate(parts):
                 for mutant, known in found.items():
                     self._meet(mutant, known).meets(number, index, differs=mutant in differ)
@@ -176,14 +186,18 @@ class Hunt:
         def tell(name: str) -> None:
             progress(name, sum(q.fate is None for q in wanted))
 
-        self._follow([self._trail(q) for q in wanted], deep=False, tell=lambda: tell("parts"))
+        self._follow(
+            [self._trail(q, _PROVEN if q.proof else _TRIES) for q in wanted],
+            deep=False,
+            tell=lambda: tell("parts"),
+        )
         left = [q for q in wanted if q.fate is None and not q.proof]
         self._follow([self._trail(q, _WHOLES) for q in left], deep=True, tell=lambda: tell("whole"))
 
-    def _trail(self, quarry: Quarry, most: int | None = None) -> _Trail:
-        """A mutant and the first cases on which it computes anything else."""
-        meeting = [prey for prey in self.cases if prey.number in quarry.parts]
-        return _Trail(quarry, collections.deque(meeting[:most]))
+    def _trail(self, quarry: Quarry, most: int) -> _Trail:
+        """A mutant and the first cases on which it computes anything else, the cheapest first."""
+        meeting = [prey for prey in self.cases if prey.number in quarry.parts][:most]
+        return _Trail(quarry, collections.deque(sorted(meeting, key=lambda prey: prey.late)))
 
     def _follow(self, trails: Sequence[_Trail], *, deep: bool, tell: Callable[[], None]) -> None:
         """Try each mutant on one case after the other, up to its end or that of the time."""

@@ -38,6 +38,7 @@ __all__ = ["Fate", "Subject"]
 # A mutant may take this many times as long as the kernel, and at least so many seconds: far beyond
 # what a busy machine makes of milliseconds. Launched otherwise, it may have to be compiled first.
 _SLOWER, _LEAST, _COMPILING = 20.0, 1.5, 8.0
+_AGAIN = 3.0  # times as long where that passed: what a busy machine made slow is no endless loop
 _PATIENCE = 120.0  # seconds that the kernel itself may take
 
 
@@ -137,7 +138,7 @@ class Subject:
         if index:
             self.parts[0].execution  # noqa: B018 - its outputs are needed
         part = self.parts[index]
-        trial = self._trial(part, mutant)
+        trial = self._run(part, mutant)
         fate = _broken(trial.execution)
         if fate is not None:
             return fate
@@ -149,14 +150,21 @@ class Subject:
 
     def try_whole(self, mutant: AnyMutant) -> Fate:
         """Run a mutant on the whole case under all checks."""
-        trial = self._trial(self.whole, mutant)
+        trial = self._run(self.whole, mutant)
         fate = _broken(trial.execution) or self._judge(trial, iter(checks.ALL))
         if fate is not None:
             return fate
         return Fate(kind="same" if _same(trial.execution, self.whole.execution) else "within")
 
-    def _trial(self, base: Trial, mutant: AnyMutant) -> _Shared:
-        seconds = max(_LEAST, _SLOWER * base.execution.seconds)
+    def _run(self, base: Trial, mutant: AnyMutant) -> _Shared:
+        """A trial of a mutant that has run; once more where it took too long."""
+        trial = self._trial(base, mutant, 1.0)
+        if trial.execution.error_kind == "timeout":
+            trial = self._trial(base, mutant, _AGAIN)
+        return trial
+
+    def _trial(self, base: Trial, mutant: AnyMutant, times: float) -> _Shared:
+        seconds = times * max(_LEAST, _SLOWER * base.execution.seconds)
         if mutant.edit(mutant.kernel) is None:
             seconds += _COMPILING
         backend = CpuBackend(seconds=seconds, memory_limit=self._memory, alteration=mutant)

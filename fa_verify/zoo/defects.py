@@ -9,7 +9,8 @@ A row of a table is ``[name]`` with these keys:
             defect of harnesses, which a test of ours covers.
     why     Why a gpu-only or not-yet row is not planted, or is simulated.
     test    The test that covers a meta row.
-    kernel  Which kernel of ``kernels/launch.py`` it is planted in ("flash").
+    kernel  Which kernel of ``kernels/launch.py`` it is planted in ("flash"), or which of another
+            launcher ("launch_terms.py:terms").
     patch   [file, old, new] texts: old must occur exactly once in that file.
     apart   dtypes for each of which the defect is planted and reported apart.
     causes  Parts of a sentence of diagnosis: one that holds any of them names the cause rightly.
@@ -124,7 +125,8 @@ def _plant(defect: Defect, folder: Path) -> str:
             msg = f"{defect.name}: {old!r} occurs {text.count(old)} times in {name}; must be once"
             raise InvalidInputError(msg)
         file.write_text(text.replace(old, new), encoding="utf-8")
-    return f"{folder / 'launch.py'}:{defect.kernel}"
+    file, _, name = defect.kernel.rpartition(":")
+    return f"{folder / (file or 'launch.py')}:{name}"
 
 
 def lines(defect: Defect, target: str) -> frozenset[str]:
@@ -138,7 +140,7 @@ def lines(defect: Defect, target: str) -> frozenset[str]:
     """
     folder = Path(target.rpartition(":")[0]).parent
     found = set()
-    for name in {name for name, _, _ in defect.patch} - {"launch.py"}:
+    for name in {name for name, _, _ in defect.patch if not name.startswith("launch")}:
         right, wrong = ((f / name).read_text(encoding="utf-8") for f in (KERNELS, folder))
         matcher = difflib.SequenceMatcher(
             None, right.splitlines(), wrong.splitlines(), autojunk=False

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RESHAPING",
+    "absorbs",
     "always_true",
     "fits",
     "neutral",
@@ -75,6 +76,15 @@ def same(first: Value, second: Value, numbering: Numbering) -> str:
         one is not None and one == number(second)
     )
     return "both operands are the same" if equal else ""
+
+
+def absorbs(value: Value, factor: Value) -> str:
+    """A constant that a product with another leaves as it is: 0 or inf times a number above 0."""
+    one, other = _known(value), _known(factor)
+    if one is None or other is None or not 0 < other < math.inf:
+        return ""
+    kept = one == 0 or math.isinf(one)  # with their signs, and whatever the format
+    return f"{one:g} times {other:g} is {one:g}" if kept else ""
 
 
 def fits(value: Value, bits: int) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fa_verify.ttir.mutation.changes import Change
-from fa_verify.ttir.mutation.proofs import whole_steps
+from fa_verify.ttir.mutation.proofs import absorbs, whole_steps
 from fa_verify.ttir.mutation.rows import hidden_again
 from fa_verify.ttir.mutation.surgery import literal, number
 from fa_verify.ttir.ops.choice import parse_number
@@ -203,7 +203,8 @@ def scale_and_mask(op: Op, facts: Facts) -> Iterator[Change]:
                     label=f"mask-first-{index}",
                     says="the mask is applied before the scale, which scales what it hides",
                     apply=partial(_mask_first, index, inner),
-                    proof=hidden_again(op.results[0], op.operands[0], facts) if index == 1 else "",
+                    proof=absorbs(op.operands[3 - index], inner.operands[1])
+                    or (hidden_again(op.results[0], op.operands[0], facts) if index == 1 else ""),
                 )
     if op.name == "arith.mulf":
         for index in (0, 1):
@@ -217,9 +218,12 @@ def scale_and_mask(op: Op, facts: Facts) -> Iterator[Change]:
                         label=f"scale-first-{index}-{arm}",
                         says="the mask is applied after the scale",
                         apply=partial(_scale_first, index, inner, arm),
-                        proof=hidden_again(op.results[0], inner.operands[0], facts)
-                        if arm == 2
-                        else "",
+                        proof=absorbs(inner.operands[arm], op.operands[1 - index])
+                        or (
+                            hidden_again(op.results[0], inner.operands[0], facts)
+                            if arm == 2
+                            else ""
+                        ),
                     )
 
 

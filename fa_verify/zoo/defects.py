@@ -125,8 +125,8 @@ def _plant(defect: Defect, folder: Path) -> str:
             msg = f"{defect.name}: {old!r} occurs {text.count(old)} times in {name}; must be once"
             raise InvalidInputError(msg)
         file.write_text(text.replace(old, new), encoding="utf-8")
-    file, _, name = defect.kernel.rpartition(":")
-    return f"{folder / (file or 'launch.py')}:{name}"
+    where, _, kernel = defect.kernel.rpartition(":")
+    return f"{folder / (where or 'launch.py')}:{kernel}"
 
 
 def lines(defect: Defect, target: str) -> frozenset[str]:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from fa_verify import Capabilities, Kernel, Outputs, distribution, inputs, loader, slices
+from fa_verify import Capabilities, Kernel, Outputs, distribution, loader, slices
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
@@ -100,7 +100,7 @@ def test_sequences_of_huge_cases_repeat_after_an_odd_number(monkeypatch):
     assert period(CASE) == 5
     assert period(Case.parse(FAR)) == 31
     assert period(Case.parse("pass=fwd h=8 s=131072x131072 d=256 dtype=float16 seed=0")) == 1
-    monkeypatch.setattr(inputs, "REPEATS", 8 * 4 * 24 * 16)
+    monkeypatch.setattr("fa_verify.inputs.numbers.REPEATS", 8 * 4 * 24 * 16)
     case = Case.parse(str(CASE).replace("b=5", "b=9").replace(" seed", " q=bshd.s8 seed"))
     assert period(case) == 3
     x = materialise(case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import heapq
 import itertools
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["chosen", "late", "traits"]
 
+_Pair = tuple[str, str]
+
 _TIMES = 40  # as many cases are drawn as are wanted
 _CHEAP = 0.5  # of these, the cheapest share is chosen from
 _INT32 = 1 << 31  # elements that a 32-bit offset does not reach
 _BLOCK = 64  # queries and keys of a tile, about: what one query costs
+_USUAL = (64, 80, 96, 128, 256)  # head dims that models have
+_PLAIN = 6  # of so many cases, one is of these
+_HALF = 8  # elements of a 16-bit dtype in 16 bytes
 _LARGEST_BLOCK = 128  # what more keys, or rows, than this are lie in several blocks
 _SMALLEST_BLOCK = 16
 _NEAR = 2  # how far from a block's end an end of a mask still may be of interest
@@ -32,7 +38,8 @@ def chosen(kernel: Kernel, cases: int, seed: int) -> list[tuple[Case, Setup]]:
 
     A few large cases would take most of the time, and show little that small ones do not. One after
     the other, the case is chosen that brings most pairs of traits, each counted half as much for
-    every case that has it already.
+    every case that has it already. Every few turns it is one of those that fast paths are made for:
+    these have the fewest traits.
 
     Args:
         kernel: The kernel.
@@ -41,15 +48,42 @@ def chosen(kernel: Kernel, cases: int, seed: int) -> list[tuple[Case, Setup]]:
     """
     drawn = list(campaign.drawn(kernel, campaign.Plan(cases=_TIMES * cases, seed=seed)))
     drawn.sort(key=_cost)
-    pool = dict(enumerate(drawn[: max(cases, int(_CHEAP * len(drawn)))]))
-    pairs = {i: list(itertools.combinations(sorted(traits(x[0])), 2)) for i, x in pool.items()}
-    seen: collections.Counter[tuple[str, str]] = collections.Counter()
+    pool = drawn[: max(cases, int(_CHEAP * len(drawn)))]
+    plain = _Greedy([pair for pair in pool if _is_plain(pair[0])])
+    others = _Greedy([pair for pair in pool if not _is_plain(pair[0])])
+    seen: collections.Counter[_Pair] = collections.Counter()
     found = []
-    for _ in range(min(cases, len(pool))):
-        best = max(pool, key=lambda i: sum(0.5 ** seen[pair] for pair in pairs[i]))
-        seen.update(pairs[best])
-        found.append(pool.pop(best))
-    return found
+    for turn in range(min(cases, len(pool))):
+        first, second = (plain, others) if turn % _PLAIN == 0 else (others, plain)
+        found.append(first.best(seen) or second.best(seen))
+    return [pair for pair in found if pair]
+
+
+class _Greedy:
+    """Cases, of which the one is asked for again and again that brings most."""
+
+    def __init__(self, cases: list[tuple[Case, Setup]]) -> None:
+        self._cases = cases
+        self._pairs = [
+            list(itertools.combinations(sorted(set(traits(case))), 2)) for case, _ in cases
+        ]
+        self._heap = [(-float(len(pairs)), i) for i, pairs in enumerate(self._pairs)]
+        heapq.heapify(self._heap)
+
+    def best(self, seen: collections.Counter[_Pair]) -> tuple[Case, Setup] | None:
+        """Take the best case and count its pairs; None: all are taken.
+
+        What a case brings only falls: one that is still above all that the others once brought
+        needs no comparison with what they bring now.
+        """
+        while self._heap:
+            _, i = heapq.heappop(self._heap)
+            gain = sum(0.5 ** seen[pair] for pair in self._pairs[i])
+            if not self._heap or (-gain, i) <= self._heap[0]:
+                seen.update(self._pairs[i])
+                return self._cases[i]
+            heapq.heappush(self._heap, (-gain, i))
+        return None
 
 
 def late(pair: tuple[Case, Setup]) -> tuple[bool, int]:
@@ -70,7 +104,7 @@ def traits(case: Case) -> Iterator[str]:
     yield f"right {mask.causal or mask.window_right is not None}"
     yield f"left {mask.window_left is not None}"
     yield f"group {p.group > 1} {p.heads_kv > 1} batch {p.batch > 1}"
-    wide = 4 if p.dtype == "float32" else 8  # elements in 16 bytes
+    wide = 4 if p.dtype == "float32" else _HALF  # elements in 16 bytes
     rows = f"in vectors of {wide}" if _vectors(case, wide) else "of single elements"
     yield f"columns {_columns(p.head_dim, wide)} {rows}"
     yield f"columns of v {_columns(p.head_dim_v, wide)} {p.head_dim == p.head_dim_v} {rows}"
@@ -90,6 +124,8 @@ def traits(case: Case) -> Iterator[str]:
         seen = p.seqlen_k if right is None else shift + right
         yield f"blocks without a mask {min(seen, p.seqlen_k) > _LARGEST_BLOCK}"
     yield f"longer {(p.seqlen_q > p.seqlen_k) - (p.seqlen_q < p.seqlen_k)}"
+    if _is_plain(case):
+        yield f"plain {p.head_dim}"
     yield f"terms {p.terms != ()} banded {mask.banded} {bool(mask.documents or mask.pattern)}"
     yield f"bias {p.bias} {_along(p.layout_bias, p.shape_bias)}"
     if p.bias:
@@ -113,6 +149,20 @@ def traits(case: Case) -> Iterator[str]:
             extent = shape["bhsd".index(axis)]
             if stride * (extent - 1) >= _INT32 and (name != "do" or case.backward):
                 yield f"far {name} {axis} {_extent(extent)} {bool(mask.documents)}"
+
+
+def _is_plain(case: Case) -> bool:
+    """Whether it is what fast paths of their own are made for."""
+    p, mask = case.problem, case.problem.mask
+    further = p.terms or p.softcap or mask.documents or mask.pattern
+    return (
+        not further
+        and mask.window_left is None
+        and p.dtype != "float32"
+        and p.head_dim == p.head_dim_v
+        and p.head_dim in _USUAL
+        and _vectors(case, _HALF)
+    )
 
 
 def _columns(head_dim: int, wide: int) -> str:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["alignable", "columns", "describable", "hopper", "vector"]
+__all__ = ["alignable", "columns", "describable", "descriptor", "hopper", "vector"]
 
 _BYTES = 16  # of which addresses and strides are multiples: CUDA driver API, cuTensorMapEncodeTiled
 _MOST_BYTES = 1 << 40  # of a stride, exclusive; likewise
@@ -54,18 +54,23 @@ def columns(x, block, width, tail):
     """
     shape, strides = list(x.shape), [*_strides(x)[:3], 1]
     return tuple(
-        _descriptor(x, shape, strides, [1, 1, block, part]) if part else None
+        _of_shape(x, shape, strides, [1, 1, block, part]) if part else None
         for part in (width, tail)
     )
 
 
-def _descriptor(x, shape, strides, block_shape):
-    """A `TensorDescriptor` of what is `describable`, without its own checks.
+def _of_shape(x, shape, strides, block_shape):
+    """A descriptor of what is `describable`."""
+    return descriptor(x, {"shape": shape, "strides": strides, "block_shape": block_shape})
+
+
+def descriptor(x, fields):
+    """A `TensorDescriptor` of x with these fields, without its own checks.
 
     They take the host 4 us, of which a backward pass makes fourteen.
     """
     made = TensorDescriptor.__new__(TensorDescriptor)
-    made.__dict__.update(base=x, shape=shape, strides=strides, block_shape=block_shape)
+    made.__dict__.update(fields, base=x)
     return made
 
 
@@ -81,7 +86,7 @@ def alignable(x):
 def vector(x, block):
     """Describe `block` elements of such a tensor."""
     length = x.shape[-1]
-    return _descriptor(x, [x.numel() // length, length], [length, 1], [1, block])
+    return _of_shape(x, [x.numel() // length, length], [length, 1], [1, block])
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from fa_verify import Outputs
 
 from .flash_attention import attention_backward, attention_backward_atomic, attention_forward
 from .inputs import Inputs, Options, problem_of
+from .replay import Replayed
 
 __all__ = [
     "NAMESPACE",
@@ -61,13 +62,18 @@ def _parse(arguments, *, symbolic=False):
     return inputs, options, problem_of(inputs, options, symbolic=symbolic)
 
 
-def _forward(*arguments):  # noqa: ANN002
+@Replayed
+def _forward_pass(*arguments):  # noqa: ANN002
     """The forward pass: o and lse."""
     inputs, _, problem = _parse(arguments)
     q, k, v = inputs[:3]
     with on_device(q):
         outputs = attention_forward(problem, q, k, v, **inputs.terms())
     return outputs.o, outputs.lse
+
+
+def _forward(*arguments):  # noqa: ANN002
+    return _forward_pass(*arguments)
 
 
 attention_forward_op = torch.library.custom_op(
@@ -85,7 +91,8 @@ def _forward_fake(*arguments):  # noqa: ANN002
     return q.new_empty(problem.shape_o), q.new_empty(problem.shape_lse, dtype=torch.float32)
 
 
-def _backward(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
+@Replayed
+def _backward_pass(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
     """The backward pass: dq, dk, dv, dbias and dsinks; what is not there is empty."""
     inputs, options, problem = _parse(arguments)
     q, k, v = inputs[:3]
@@ -98,6 +105,10 @@ def _backward(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
         grads = gradients(problem, q, k, v, Outputs(o, lse), do, needs_dbias=needs_dbias, **terms)
     further = (q.new_empty(0) if x is None else x for x in (grads.dbias, grads.dsinks))
     return grads.dq, grads.dk, grads.dv, *further
+
+
+def _backward(*arguments):  # noqa: ANN002
+    return _backward_pass(*arguments)
 
 
 _attention_backward_op = torch.library.custom_op(

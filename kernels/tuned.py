@@ -14,7 +14,7 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
-__all__ = ["Tuned"]
+__all__ = ["Tuned", "pinned"]
 
 _TABLES = Path(__file__).with_name("tables")
 
@@ -64,13 +64,14 @@ class Tuned:
         return self._chosen[key]
 
 
-def _tuning():
-    """Whether the fastest configuration is wanted, on a card, and not the one that a test pins.
+def pinned():
+    """Whether fa_verify runs one configuration, in the place of the autotuner's own method."""
+    return Autotuner.run.__module__ != Autotuner.__module__
 
-    fa_verify runs every configuration in turn, in the place of the autotuner's own method.
-    """
-    pinned = Autotuner.run.__module__ != Autotuner.__module__
-    return not pinned and triton.runtime.driver.active.get_active_torch_device().type == "cuda"
+
+def _tuning():
+    """Whether the fastest configuration is wanted, on a card, and not the one that a test pins."""
+    return not pinned() and triton.runtime.driver.active.get_active_torch_device().type == "cuda"
 
 
 def _text(config):

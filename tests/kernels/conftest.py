@@ -62,6 +62,8 @@ def on_the_cpu(kernels, monkeypatch):
     monkeypatch.setattr(decoding, "attention_with_cache", executed(decoding.attention_with_cache))
     fp8 = kernels("attention_fp8")
     monkeypatch.setattr(fp8, "attention_forward_fp8", executed(fp8.attention_forward_fp8))
+    # What is noted inside an execution cannot be replayed outside.
+    monkeypatch.setattr(kernels("replay"), "pinned", lambda: True)
     for module in (operators, kernels("sdpa")):
         monkeypatch.setattr(module, "triton_runs_on", lambda device_type: device_type == "cpu")
     return ran

@@ -21,6 +21,7 @@ _LAYOUTS = {
 }
 _FLAGS = {"alibi": "alibi", "sinks": "sinks", "dlse": "lse_grad"}
 _FAMILIES = ("qk", "v", "do", "bias", "slopes", "sinks", "dlse")
+_TERM_OF = {"bias": "bias", "slopes": "alibi", "sinks": "sinks", "dlse": "dlse"}  # of a family
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +105,15 @@ class Case:
             parts.append(f"scale={p.softmax_scale!r}")
         if p.softcap:
             parts.append(f"cap={p.softcap!r}")
-        parts += _terms_text(p)
+        terms = _terms_text(p, backward=self.backward)
+        parts += terms
+        absent = {f"{name}.values" for name, term in _TERM_OF.items() if term not in _keys(terms)}
         for key, field in _LAYOUTS.items():
             if getattr(p, field) != Layout():
                 parts.append(f"{key}={getattr(p, field)}")
         for key in (*_FAMILIES, "logits"):
             value = getattr(self.values, key)
-            if value != getattr(default, key):
+            if value != getattr(default, key) and f"{key}.values" not in absent:
                 parts.append(f"{key}.values={value}" if key != "logits" else f"logits={value!r}")
         parts.append(f"seed={self.seed}")
         return " ".join(parts)
@@ -130,27 +133,24 @@ class Case:
                 raise InvalidInputError(msg)
             tokens[key] = value
         missing = [key for key in ("pass", "s", "d", "dtype", "seed") if key not in tokens]
+        if not {"s", "d", "dtype"} & set(missing):  # what is wrong with the others is said first
+            case = cls._from_tokens({"pass": "bwd", "seed": "0"} | tokens)
         if missing:
             msg = f"case={text!r}: {', '.join(missing)} missing; copy the whole replay line"
             raise InvalidInputError(msg)
-        try:
-            return cls._from_tokens(tokens)
-        except ValueError as error:
-            if isinstance(error, InvalidInputError):
-                raise
-            msg = f"case={text!r}: cannot be read ({error}); copy the whole replay line"
-            raise InvalidInputError(msg) from error
+        return case
 
     @classmethod
     def _from_tokens(cls, tokens: dict[str, str]) -> Case:
-        heads_q, heads_kv = _pair(tokens.get("h", "1"), "/")
-        seqlen_q, seqlen_k = _pair(tokens["s"], "x")
-        head_dim, head_dim_v = _pair(tokens["d"], "/")
+        heads_q, heads_kv = _pair("h", tokens.get("h", "1"), "/")
+        seqlen_q, seqlen_k = _pair("s", tokens["s"], "x")
+        head_dim, head_dim_v = _pair("d", tokens["d"], "/")
         if tokens["pass"] not in ("fwd", "bwd"):
             msg = f"pass={tokens['pass']!r}: must be fwd or bwd"
             raise InvalidInputError(msg)
+        _check_terms(tokens)
         problem = Problem(
-            batch=int(tokens.get("b", "1")),
+            batch=_integer("b", tokens.get("b", "1")),
             heads_q=heads_q,
             heads_kv=heads_kv,
             seqlen_q=seqlen_q,
@@ -160,10 +160,10 @@ class Case:
             dtype=tokens["dtype"],  # type: ignore[arg-type]  # Problem validates it
             dot_precision=tokens.get("dot", "ieee"),  # type: ignore[arg-type]
             mask=_parse_mask(tokens["mask"]) if "mask" in tokens else Mask(),
-            softmax_scale=float(tokens["scale"]) if "scale" in tokens else None,
-            softcap=float(tokens.get("cap", "0")),
+            softmax_scale=_number("scale", tokens["scale"]) if "scale" in tokens else None,
+            softcap=_number("cap", tokens.get("cap", "0")),
             bias=tokens.get("bias", ""),
-            dropout=float(tokens.get("dropout", "0")),
+            dropout=_number("dropout", tokens.get("dropout", "0")),
             **{  # type: ignore[arg-type]  # Problem's fields by the key that they have here
                 field: _flag(key, tokens.get(key, "0")) for key, field in _FLAGS.items()
             },
@@ -173,12 +173,12 @@ class Case:
         )
         values = Values(
             **{key: tokens[f"{key}.values"] for key in _FAMILIES if f"{key}.values" in tokens},
-            logits=float(tokens.get("logits", "1")),
+            logits=_number("logits", tokens.get("logits", "1")),
         )
         return cls(
             problem=problem,
             values=values,
-            seed=int(tokens["seed"]),
+            seed=_integer("seed", tokens["seed"]),
             backward=tokens["pass"] == "bwd",
         )
 
@@ -192,13 +192,33 @@ _KEYS = (
 )
 
 
-def _terms_text(p: Problem) -> list[str]:
+def _terms_text(p: Problem, *, backward: bool) -> list[str]:
     """What there is beside q, k and v."""
+    flags = [key for key, field in _FLAGS.items() if getattr(p, field)]
     return [
         *([f"bias={p.bias}"] if p.bias else []),
-        *(f"{key}=1" for key, field in _FLAGS.items() if getattr(p, field)),
+        *(f"{key}=1" for key in flags if key != "dlse" or backward),
         *([f"dropout={p.dropout!r}"] if p.dropout else []),
     ]
+
+
+def _keys(parts: list[str]) -> set[str]:
+    return {part.partition("=")[0] for part in parts}
+
+
+def _check_terms(tokens: dict[str, str]) -> None:
+    """Refuse what is said of a term that is not there."""
+    needs = {f"{name}.values": term for name, term in _TERM_OF.items()} | {"bias.layout": "bias"}
+    for key, term in needs.items():
+        if key in tokens and tokens.get(term, "0") in ("", "0"):
+            msg = f"{key}={tokens[key]!r}: the case has no {term}; add {term}=... or leave this out"
+            raise InvalidInputError(msg)
+    if tokens["pass"] == "fwd" and tokens.get("dlse", "0") != "0":
+        msg = (
+            f"dlse={tokens['dlse']!r}: only a backward pass has a gradient of lse; use pass=bwd "
+            "or leave it out"
+        )
+        raise InvalidInputError(msg)
 
 
 def _flag(key: str, text: str) -> bool:
@@ -208,9 +228,29 @@ def _flag(key: str, text: str) -> bool:
     return text == "1"
 
 
-def _pair(text: str, separator: str) -> tuple[int, int]:
-    first, _, second = text.partition(separator)
-    return int(first), int(second or first)
+def _integer(key: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        msg = f"{key}={text!r}: must be an integer"
+        raise InvalidInputError(msg) from None
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        msg = f"{key}={text!r}: must be a number"
+        raise InvalidInputError(msg) from None
+
+
+def _pair(key: str, text: str, separator: str) -> tuple[int, int]:
+    first, found, second = text.partition(separator)
+    try:
+        return int(first), int(second if found else first)
+    except ValueError:
+        msg = f"{key}={text!r}: must be an integer, or two with {separator!r} between"
+        raise InvalidInputError(msg) from None
 
 
 def _mask_text(mask: Mask) -> str:
@@ -232,8 +272,19 @@ def _documents_text(mask: Mask) -> str:
 def _parse_documents(text: str) -> tuple[tuple[int, int], ...]:
     runs = (part.partition("*") for part in text.split("-"))
     return tuple(
-        lengths for pair, _, count in runs for lengths in [_pair(pair, "x")] * int(count or 1)
+        lengths
+        for pair, _, count in runs
+        for lengths in [_pair("docs", pair, "x")] * _integer("docs", count or "1")
     )
+
+
+def _side(text: str) -> int:
+    """Most keys to one side."""
+    try:
+        return int(text[1:])
+    except ValueError:
+        msg = f"mask={text!r}: a window's side is lN or rN, N an integer"
+        raise InvalidInputError(msg) from None
 
 
 def _parse_mask(text: str) -> Mask:
@@ -250,9 +301,9 @@ def _parse_mask(text: str) -> Mask:
         elif part[:4] == "docs":
             documents = _parse_documents(part[4:])
         elif part[:1] == "l":
-            left = int(part[1:])
+            left = _side(part)
         elif part[:1] == "r":
-            right = int(part[1:])
+            right = _side(part)
         else:
             parts = "causal, lN, rN, topleft, docsQxK-..., pattern:NAME:..."
             msg = f"mask={text!r}: parts are {parts}, joined by '.'"

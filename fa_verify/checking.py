@@ -78,9 +78,15 @@ def check(
         console.print(
             f"no Kernel found in {', '.join(targets)}: nothing was verified", markup=False
         )
-        for name in (name for target in targets for name in loader.candidates(target)):
+        functions = [name for target in targets for name in loader.candidates(target)]
+        for name in functions:
             console.print(
                 f"  a function is checked by its name: fa-verify check {name}", markup=False
+            )
+        if not functions:
+            console.print(
+                "  a Kernel is a name at a file's top level, as in README.md, 'Your kernel'",
+                markup=False,
             )
         return _NOTHING
     backend = backends.resolve(backend)

@@ -16,7 +16,7 @@ from fa_verify.errors import InvalidInputError, UnsupportedProblemError
 from fa_verify.kernel import Kernel, Outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -34,6 +34,20 @@ _NAMES = {
     "window": ("window_size",),
     "softcap": ("softcap",),
     "gqa": ("enable_gqa",),
+    "dropout": ("dropout_p",),
+}
+# Parameters for what attention has beside q, k and v: the field of Capabilities that asks for it.
+_TERMS = {
+    "alibi_slopes": "alibi=True",
+    "attn_bias": 'bias=("hqk",)',
+    "attn_mask": 'bias=("hqk",)',
+    "bias": 'bias=("hqk",)',
+    "cu_seqlens": "documents=True",
+    "cu_seqlens_k": "documents=True",
+    "cu_seqlens_q": "documents=True",
+    "dlse": "lse_grad=True",
+    "dropout_seed": "dropout=True",
+    "sinks": "sinks=True",
 }
 
 
@@ -42,14 +56,16 @@ def looks_like_attention(value: object) -> bool:
     if not inspect.isroutine(value):
         return False
     parameters = _parameters(value)
-    return all(set(_NAMES[role]) & set(parameters) for role in ("q", "k", "v"))
+    fits = all(set(_NAMES[role]) & set(parameters) for role in ("q", "k", "v"))
+    return fits and not _unfilled(value)
 
 
 def as_kernel(function: Callable[..., Any], name: str) -> Kernel:
     """Wrap a function; gradients come from autograd, when its result has a grad_fn.
 
     Raises:
-        InvalidInputError: It is not callable, or has no parameters for q, k and v.
+        InvalidInputError: It is not callable, has no parameters for q, k and v, or wants more than
+            a case without bias, ALiBi and the like can give it.
     """
     if not callable(function):
         msg = f"{name}={function!r}: neither a Kernel nor a function"
@@ -66,11 +82,22 @@ def as_kernel(function: Callable[..., Any], name: str) -> Kernel:
             "wrap it: Kernel(name=..., forward=lambda problem, q, k, v: Outputs(o))"
         )
         raise InvalidInputError(msg)
+    unfilled = _unfilled(function)
+    if unfilled:
+        msg = (
+            f"{name}({', '.join(parameters)}): a plain function is not handed {_listed(unfilled)}; "
+            f"give {'it a default' if len(unfilled) == 1 else 'them defaults'}, or "
+            f"{_wrap(unfilled)}"
+        )
+        raise InvalidInputError(msg)
     by_keyword = _keyword_only(function)
     flash_attn = "dropout_p" in set(parameters) - by_keyword and named["q"] == "q"
     diagonal: Alignment = "top-left" if named["causal"] == "is_causal" else "bottom-right"
 
-    def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
+    def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor, **terms: object) -> Outputs:
+        if terms:
+            msg = f"{_listed(terms)}: a plain function is handed q, k and v only; {_wrap(terms)}"
+            raise UnsupportedProblemError(msg)
         wanted = _wanted(problem, equal_diagonals=problem.seqlen_q == problem.seqlen_k)
         alignment = wanted.pop("alignment", diagonal)
         if wanted["causal"] and alignment != diagonal:
@@ -89,7 +116,7 @@ def as_kernel(function: Callable[..., Any], name: str) -> Kernel:
             arguments[parameter] = value
         ordered = [arguments.pop(p) for p in _leading(parameters, arguments.keys() - by_keyword)]
         result = function(*ordered, **arguments)
-        return Outputs(result[0] if isinstance(result, tuple) else result)
+        return Outputs(result[0] if isinstance(result, tuple | list) and result else result)
 
     return Kernel(
         name=name,
@@ -105,7 +132,14 @@ def as_kernel(function: Callable[..., Any], name: str) -> Kernel:
     )
 
 
-_NEUTRAL = {"causal": False, "scale": None, "window": (-1, -1), "softcap": 0.0, "gqa": False}
+_NEUTRAL = {
+    "causal": False,
+    "scale": None,
+    "window": (-1, -1),
+    "softcap": 0.0,
+    "gqa": False,
+    "dropout": 0.0,
+}
 
 
 def _wanted(problem: Problem, *, equal_diagonals: bool) -> dict[str, Any]:
@@ -127,6 +161,7 @@ def _wanted(problem: Problem, *, equal_diagonals: bool) -> dict[str, Any]:
         "window": window,
         "softcap": problem.softcap,
         "gqa": problem.group > 1,
+        "dropout": 0.0,
     }
     if mask.hides_anything and not equal_diagonals:
         wanted["alignment"] = mask.alignment
@@ -143,6 +178,38 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):  # a builtin such as scaled_dot_product_attention
         documented = (getattr(function, "__doc__", None) or "").partition("(")[2].partition(")")[0]
         return [part.split("=")[0].split(":")[0].strip() for part in documented.split(",")]
+
+
+def _unfilled(function: Callable[..., Any]) -> list[str]:
+    """Parameters without a default that no case fills."""
+    named = getattr(getattr(function, "__self__", None), "forward", None)
+    rule = named if getattr(function, "__name__", "") == "apply" and named else function
+    try:
+        parameters = list(inspect.signature(rule).parameters.values())
+    except (TypeError, ValueError):  # a builtin
+        return []
+    known = {name for names in _NAMES.values() for name in names}
+    return [
+        one.name
+        for one in parameters[1 if rule is named else 0 :]
+        if one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        and one.name not in known
+    ]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _wrap(names: Iterable[str]) -> str:
+    """How to ask for parameters of these names."""
+    fields = dict.fromkeys(_TERMS[name] for name in names if name in _TERMS)
+    return (
+        "wrap it: Kernel(name=..., forward=..., "
+        f"capabilities=Capabilities({_listed(fields) or '...'})), where forward(problem, q, k, v, "
+        '...) calls the function; README.md, "Your kernel", has an example'
+    )
 
 
 def _keyword_only(function: Callable[..., Any]) -> set[str]:

@@ -2,6 +2,7 @@
 
 import torch
 
+from . import given
 from .block_mask import create_block_mask
 from .inputs import Inputs, Options
 from .operators import differentiable_attention
@@ -65,6 +66,7 @@ def attention(
     Raises:
         ValueError: Shapes, dtypes or devices do not fit together, or an argument breaks its rule.
     """
+    given.tensors(q=q, k=k, v=v, bias=bias, optional=("bias",))
     q, k, v = autocast(q, k, v)
     if block_mask is not None and not hasattr(block_mask, "flat"):
         msg = (
@@ -134,6 +136,7 @@ def attention_varlen(  # noqa: D417 (the others are those of attention)
     Raises:
         ValueError: As `attention`.
     """
+    given.tensors(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     q, k, v = autocast(q, k, v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 3:
@@ -157,32 +160,31 @@ def attention_varlen(  # noqa: D417 (the others are those of attention)
     return (o, lse) if return_lse else o
 
 
-def _window(window_size):
-    """Both sides of a window."""
-    pair = isinstance(window_size, (tuple, list)) and len(window_size) == 2
-    if not pair or min(window_size) < -1:
-        msg = f"window_size={window_size!r}: must be (left, right); -1: no limit"
-        raise ValueError(msg)
-    return window_size
-
-
-def _attend(tensors, masks, dropout_p, dropout_seed, window_size, return_lse, **options):  # noqa: ANN003
+def _attend(
+    tensors, masks, dropout_p, dropout_seed, window_size, return_lse,
+    *, softmax_scale, causal, softcap, alignment, dot_precision, deterministic,
+):  # fmt: skip
     """Call the operator."""
-    seed = _seed(dropout_p, dropout_seed)
-    left, right = _window(window_size)
+    _, _, _, _, alibi_slopes, sinks = tensors
+    terms = "alibi_slopes", "sinks"
+    given.tensors(alibi_slopes=alibi_slopes, sinks=sinks, optional=terms)
+    causal = given.switch("causal", causal)
+    left, right = given.window(window_size)
+    dropout_p = given.number("dropout_p", dropout_p)
     options = Options(
+        softmax_scale=given.number("softmax_scale", softmax_scale, optional=True),
+        causal=causal,
         window_left=left,
-        window_right=-1 if options["causal"] else right,
+        window_right=-1 if causal else right,
+        softcap=given.number("softcap", softcap),
         dropout_p=dropout_p,
-        **options,
+        alignment=alignment,
+        # What float32 alone has a choice of.
+        dot_precision=dot_precision if tensors[0].dtype == torch.float32 else "ieee",
+        deterministic=given.switch("deterministic", deterministic),
     )
-    if tensors[0].dtype != torch.float32:
-        options = options._replace(dot_precision="ieee")  # what float32 alone has a choice of
-    for name, tensor in zip(Inputs._fields, (*tensors, seed, *masks[:2]), strict=False):
-        if tensor is not None and not isinstance(tensor, torch.Tensor):
-            msg = f"{name}={tensor!r}: must be a tensor"
-            raise ValueError(msg)
-    o, lse = differentiable_attention(Inputs(*tensors, seed, *masks), options)
+    inputs = Inputs(*tensors, _seed(dropout_p, dropout_seed), *masks)
+    o, lse = differentiable_attention(inputs, options)
     return (o, lse) if return_lse else o
 
 
@@ -195,13 +197,17 @@ def _seed(dropout_p, dropout_seed):
         return None
     if dropout_seed is None:
         return torch.randint(2**63 - 1, (), device="cpu")
-    return torch.as_tensor(dropout_seed, dtype=torch.int64, device="cpu")
+    if isinstance(dropout_seed, torch.Tensor):
+        return dropout_seed.to(device="cpu", dtype=torch.int64)
+    return torch.tensor(given.integer("dropout_seed", dropout_seed))
 
 
 def autocast(*tensors):  # noqa: ANN002
     """The tensors as autocast would hand them to PyTorch's own attention: float32 as its dtype."""
     device_type = tensors[0].device.type
-    if not torch.is_autocast_enabled(device_type):
+    if not torch.amp.is_autocast_available(device_type) or (
+        not torch.is_autocast_enabled(device_type)
+    ):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(x.to(dtype) if x.dtype == torch.float32 else x for x in tensors)

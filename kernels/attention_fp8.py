@@ -4,6 +4,7 @@ import torch
 
 from fa_verify import Mask, Problem
 
+from . import given
 from .forward_fp8 import attention_forward_fp8
 from .inputs import DTYPES
 from .operators import NAMESPACE, on_device
@@ -56,7 +57,15 @@ def attention_fp8(
     Raises:
         ValueError: Shapes, dtypes or devices do not fit together, or an argument breaks its rule.
     """
-    left, right = window_size
+    descales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    given.tensors(q=q, k=k, v=v, **descales)
+    left, right = given.window(window_size)
+    causal = given.switch("causal", causal)
+    softmax_scale = given.number("softmax_scale", softmax_scale, optional=True)
+    softcap = given.number("softcap", softcap)
+    if out_dtype not in _RESULTS:
+        msg = f"out_dtype={out_dtype}: must be bfloat16 or float16"
+        raise ValueError(msg)
     o, lse = _fp8_op(
         q, k, v, q_descale, k_descale, v_descale, softmax_scale, causal, left,
         -1 if causal else right, softcap, alignment, out_dtype,
@@ -90,9 +99,6 @@ def _problem(q, k, v, descales, options):
                 f"float32 (1 or {x.shape[0]}, 1 or {x.shape[1]}, blocks) on {q.device}"
             )
             raise ValueError(msg)
-    if out_dtype not in _RESULTS:
-        msg = f"out_dtype={out_dtype}: must be bfloat16 or float16"
-        raise ValueError(msg)
     left, right = (None if size < 0 else size for size in (left, right))
     return Problem(
         batch=q.shape[0],

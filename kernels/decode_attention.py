@@ -5,6 +5,7 @@ Forward only, as serving is.
 
 import torch
 
+from . import given
 from .cached_attention import attention_with_cache
 from .inputs import DTYPES
 from .operators import NAMESPACE, on_device
@@ -66,6 +67,14 @@ def decode_attention(
     Raises:
         ValueError: Shapes, dtypes or devices do not fit together, or an argument breaks its rule.
     """
+    given.tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    tables = {
+        "block_table": block_table,
+        "cache_seqlens": cache_seqlens,
+        "cu_seqlens_q": cu_seqlens_q,
+        "sinks": sinks,
+    }
+    given.tensors(**tables, optional=tables)
     packed = cu_seqlens_q is not None
     if packed and q.dim() == 3:
         q = q.transpose(0, 1).unsqueeze(0)
@@ -76,16 +85,16 @@ def decode_attention(
         block_table,
         cache_seqlens,
         cu_seqlens_q,
-        max_seqlen_q,
+        given.integer("max_seqlen_q", max_seqlen_q, optional=True),
         sinks,
-        softmax_scale,
-        causal,
-        *window_size,
-        softcap,
+        given.number("softmax_scale", softmax_scale, optional=True),
+        given.switch("causal", causal),
+        *given.window(window_size),
+        given.number("softcap", softcap),
         alignment,
         dot_precision,
-        num_splits,
-        split_keys,
+        given.integer("num_splits", num_splits, optional=True),
+        given.integer("split_keys", split_keys, optional=True),
     )
     if packed:
         o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)

@@ -51,7 +51,11 @@ def on_device(tensor):
         ValueError: Triton has no driver for it.
     """
     if not triton_runs_on(tensor.device.type):
-        msg = f"q.device={tensor.device}: Triton runs no kernel there; move all tensors to a GPU"
+        msg = (
+            f"q.device={tensor.device}: Triton runs no kernel there; move all tensors to a GPU, or "
+            "run the script on the CPU: python -m fa_verify.ttir SCRIPT, or inside "
+            "`with fa_verify.ttir.execute():`"
+        )
         raise ValueError(msg)
     return torch.cuda.device_of(tensor)
 
@@ -189,7 +193,8 @@ class _Attention(torch.autograd.Function):
 
 def _eager(tensor):
     """Whether nothing looks at operators: no mode of dispatch, no tensor of another kind."""
-    return torch._C._len_torch_dispatch_stack() == 0 and type(tensor) in _PLAIN  # noqa: SLF001
+    modes = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+    return modes == 0 and type(tensor) in _PLAIN and not tensor.is_meta
 
 
 def differentiable_attention(inputs, options):

@@ -37,6 +37,8 @@ def scaled_dot_product_attention(
     ``is_causal`` is top-left aligned, as in torch. float32 follows
     `torch.get_float32_matmul_precision`. Gradients have no gradients; torch's own do in part.
     """
+    if not all(isinstance(x, torch.Tensor) for x in (query, key, value)):
+        return functional.scaled_dot_product_attention(query, key, value)  # raises
     query, key, value = autocast(query, key, value)
     if attn_mask is not None:
         (attn_mask,) = autocast(attn_mask)

@@ -50,7 +50,7 @@ def test_the_order_of_tokens_does_not_matter():
     [
         ("", "pass, s, d, dtype, seed missing"),
         (LINE, "seed"),
-        (f"{LINE} seed=x", "seed=x"),
+        (f"{LINE} seed=x", "seed='x': must be an integer"),
         (f"{LINE} seed=7 seed=7", "token='seed=7'"),
         (f"{LINE} seed=7 colour=red", "token='colour=red'"),
         (f"{LINE} seed=7 seven", "token='seven'"),
@@ -69,15 +69,43 @@ def test_the_order_of_tokens_does_not_matter():
         ("pass=fwd s=3x5 d=8 dtype=float16 qk.values=gauss seed=0", "qk='gauss'"),
         ("pass=fwd s=3x5 d=8 dtype=float16 logits=0 seed=0", "logits=0"),
         ("pass=fwd s=3x5 d=8 dtype=float16 mask=docs3x4 seed=0", "seqlen_k=5"),
-        ("pass=fwd s=3x5 d=8 dtype=float16 mask=docs3-xy seed=0", "cannot be read"),
+        ("pass=fwd s=3x5 d=8 dtype=float16 mask=docs3-xy seed=0", "docs='xy'"),
         ("pass=fwd b=2 s=3x5 d=8 dtype=float16 mask=docs3x5 seed=0", "batch=2"),
         ("pass=fwd h=3/2 s=3x5 d=8 dtype=float16 seed=0", "heads_q=3"),
+        ("pass=fwd b=two s=3x5 d=8 dtype=float16 seed=0", "b='two': must be an integer"),
+        ("pass=fwd s=3x d=8 dtype=float16 seed=0", "s='3x': must be an integer, or two with 'x'"),
+        ("pass=fwd s=3x5 d=a/8 dtype=float16 seed=0", "d='a/8'"),
+        ("pass=fwd s=3x5 d=8 dtype=float16 mask=lx seed=0", "mask='lx': a window's side is lN"),
+        ("pass=fwd s=3x5 d=8 dtype=float16 dropout=abc seed=0", "dropout='abc': must be a number"),
+        ("pass=fwd s=3x5 d=8 dtype=float16 logits=big seed=0", "logits='big': must be a number"),
+        ("pass=fwd s=3x5 d=8 dtype=float16 scale=x cap=y seed=0", "scale='x': must be a number"),
+        # What else is wrong is not hidden by a seed that is missing.
+        ("pass=fwd s=3x5 d=8 dtype=float16 dropout=abc", "dropout='abc'"),
+        ("s=3x5 d=8 dtype=float64", "dtype='float64'"),
+        # Nor is anything said of a term that is not there.
+        ("pass=bwd s=3x5 d=8 dtype=float16 slopes.values=steep seed=0", "slopes.values='steep'"),
+        ("pass=bwd s=3x5 d=8 dtype=float16 alibi=0 slopes.values=steep seed=0", "has no alibi"),
+        ("pass=bwd s=3x5 d=8 dtype=float16 bias.values=large seed=0", "has no bias"),
+        ("pass=bwd s=3x5 d=8 dtype=float16 bias.layout=bshd seed=0", "bias.layout='bshd'"),
+        ("pass=bwd s=3x5 d=8 dtype=float16 sinks.values=large seed=0", "has no sinks"),
+        ("pass=bwd s=3x5 d=8 dtype=float16 dlse.values=large seed=0", "has no dlse"),
+        ("pass=fwd s=3x5 d=8 dtype=float16 dlse=1 seed=0", "only a backward pass"),
     ],
 )
 def test_malformed_lines_are_misuse(line, said):
     with pytest.raises(InvalidInputError) as error:
         Case.parse(line)
     assert said in str(error.value)
+
+
+def test_what_a_case_does_not_use_is_not_in_its_line():
+    problem = dataclasses.replace(Case.parse(f"{LINE} seed=7").problem, lse_grad=True)
+    values = Values(bias="large", slopes="steep", sinks="high", dlse="spikes")
+    text = str(Case(problem=problem, values=values, backward=False))
+    assert "values" not in text.replace("qk.values", "").replace("v.values", "")
+    assert "dlse" not in text
+    assert str(Case.parse(text)) == text
+    assert "dlse=1 dlse.values=spikes" in str(Case(problem=problem, values=values, backward=True))
 
 
 def test_a_line_is_never_executed():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fa_verify import Problem, functions, loader
-from fa_verify.errors import InvalidInputError, KernelLoadError
+from fa_verify.errors import InvalidInputError, KernelLoadError, UnsupportedProblemError
 
 PLAIN = "tests/targets/plain.py"
 
@@ -83,6 +83,44 @@ def test_options_by_keyword_only_are_passed_so_and_make_no_flash_attn_of_a_funct
 def test_a_function_without_q_k_v_is_refused():
     with pytest.raises(InvalidInputError, match="needs parameters q, k, v"):
         functions.as_kernel(lambda a, b: None, "f")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda q, k, v, bias: q, r"not handed bias; give it a default, .*Capabilities\(bias="),
+        (lambda q, k, v, alibi_slopes, causal: q, r"alibi_slopes.*Capabilities\(alibi=True\)"),
+        (
+            lambda q, k, v, cu_seqlens_q, cu_seqlens_k, sinks: q,
+            r"give them defaults.*Capabilities\(documents=True, sinks=True\)",
+        ),
+        (lambda q, k, v, out, block: q, r"not handed out, block; .*Capabilities\(\.\.\.\)"),
+    ],
+)
+def test_a_function_that_needs_more_is_told_to_be_wrapped(function, said):
+    with pytest.raises(InvalidInputError, match=rf"{said}.*README.md") as error:
+        functions.as_kernel(function, "f")
+    assert "Kernel(name=" in str(error.value)
+    assert not functions.looks_like_attention(function)
+
+
+def test_what_has_a_default_or_is_known_needs_no_wrapping():
+    def attention(q, k, v, dropout_p, causal, sm_scale, bias=None, *more, **others):
+        assert (dropout_p, bias, more, others) == (0.0, None, (), {})
+        return q
+
+    problem = Problem(seqlen_q=4, seqlen_k=4, head_dim=8, head_dim_v=8)
+    tensors = (torch.zeros(1, 1, 4, 8),) * 3
+    assert functions.looks_like_attention(attention)
+    assert functions.as_kernel(attention, "attention").forward(problem, *tensors).o is tensors[0]
+
+
+def test_a_term_that_a_replay_line_asks_a_function_for_is_unsupported():
+    kernel = functions.as_kernel(lambda q, k, v: q, "f")
+    problem = Problem(seqlen_q=4, seqlen_k=4, head_dim=8, head_dim_v=8, alibi=True)
+    tensors = (torch.zeros(1, 1, 4, 8),) * 3
+    with pytest.raises(UnsupportedProblemError, match=r"^alibi_slopes: .*Capabilities\(alibi=True"):
+        kernel.forward(problem, *tensors, alibi_slopes=torch.zeros(1))
 
 
 def test_functions_that_would_be_taken_by_name_are_found(tmp_path):

@@ -72,7 +72,10 @@ def call(
     try:
         outputs = kernel.forward(problem, *tensors, **terms)
         if not isinstance(outputs, Outputs) or not isinstance(outputs.o, torch.Tensor):
-            msg = f"forward returned {type(outputs).__name__}: it must return Outputs(o, lse=None)"
+            what = type(outputs).__name__
+            if isinstance(outputs, Outputs):
+                what = f"a result of type {type(outputs.o).__name__}"
+            msg = f"forward returned {what}: it must return Outputs(o, lse=None), o a tensor"
             raise TypeError(msg)  # noqa: TRY301 - reported like any other fault of the kernel
         called.outputs = _logical(kernel, outputs)
         if not backward:

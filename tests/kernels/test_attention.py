@@ -374,7 +374,7 @@ def test_shapes_that_do_not_fit_are_refused(kernels, shapes, message):
         ({"dot_precision": "tf16"}, "dot_precision='tf16': must be one of"),
         ({"softmax_scale": float("inf")}, "softmax_scale=inf: must be finite"),
         ({"dropout_p": 1.0}, "dropout_p=1.0: must be"),
-        ({"alibi_slopes": 0.5}, "alibi_slopes=0.5: must be a tensor"),
+        ({"alibi_slopes": 0.5}, "alibi_slopes: float: must be a tensor"),
         ({"window_size": (-5, 0)}, r"window_size=\(-5, 0\): must be \(left, right\)"),
         ({"bias": torch.zeros(3, 8)}, r"bias: torch.float32 \(1, 1, 3, 8\): must be"),
         ({"bias": torch.zeros(8, dtype=torch.int32)}, "bias: torch.int32"),

@@ -1,5 +1,7 @@
 """Passes noted and done again give the bits of the pass itself, and are never taken for others."""
 
+# ruff: noqa: N803
+
 import gc
 import weakref
 
@@ -240,7 +242,7 @@ def test_attention_gives_the_same_bits(kernels, replay, monkeypatch, shape, dete
 
 
 @pytest.fixture
-def on_a_card(kernels, replay):  # noqa: ARG001 (nothing is pinned)
+def on_a_card(kernels, replay):
     """``on_a_card(shape, seed)``: leaves and a gradient of o on a card."""
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")

@@ -24,6 +24,7 @@ from fa_verify.ttir.launch.allocations import Allocations
 from fa_verify.ttir.launch.altered import altered
 from fa_verify.ttir.launch.autotune import pinned
 from fa_verify.ttir.launch.heap import keep_freed_memory
+from fa_verify.ttir.launch.uncompiled import uncompiled
 from fa_verify.ttir.memory.known import Memory
 from fa_verify.ttir.options import Incident, Launch, Options
 from fa_verify.ttir.sanitizer.findings import Findings
@@ -219,6 +220,7 @@ def execute(
         stack.enter_context(activated())
         stack.callback(origin.reset, origin.set(options.origin or str(Path.cwd())))
         stack.enter_context(pinned(options.config, run.configs))
+        stack.enter_context(uncompiled())
         if options.alteration is not None:
             stack.enter_context(altered(options.alteration))
         _running.append(run)

@@ -48,7 +48,7 @@ class Devices:
         key = _key(tensor)
         if not there:
             self._there.pop(key, None)
-        elif key and key not in self._there:
+        elif key and key not in self._there and not tensor.is_meta:
             if len(self._there) >= self._limit:
                 self._there = {k: ref for k, ref in self._there.items() if not ref.expired()}  # type: ignore[no-untyped-call]
                 self._limit = max(_FEWEST, 2 * len(self._there))

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.launch import hopper, session
+from fa_verify.ttir.launch.uncompiled import uncompiled
 from fa_verify.ttir.scripts.autocast import autocasting
 from fa_verify.ttir.scripts.devices import GPU, Devices, Inheritance, Redirection, real
 from fa_verify.ttir.scripts.frontends import frontends
@@ -49,6 +50,7 @@ def redirected(*, benchmarks: bool = True) -> Iterator[Devices]:
     with ExitStack() as stack:
         stack.enter_context(hopper.answering())
         stack.enter_context(autocasting())
+        stack.enter_context(uncompiled())
         for owner, replacements in _replacements(modes[0].kernels, functools.partial(_kept, modes)):
             stack.enter_context(patch.multiple(owner, **replacements))
         for owner, replacements in frontends(_DEVICES):
@@ -90,7 +92,7 @@ def _replacements(kernels: dict[str, Any], kept: _Keeper) -> Iterator[tuple[Any,
     yield torch.library.Library, _libraries(kernels, kept)
     # Inside triton_op launches would go through an operator made for tracing, which refuses modes.
     yield torch.library, {"wrap_triton": lambda kernel: kernel}
-    yield torch, {"Generator": _Generator, "compile": _compile}
+    yield torch, {"Generator": _Generator}
 
 
 class _NoGraph:
@@ -119,11 +121,6 @@ class _Generator(torch.Generator):
         """Where it was asked for."""
         asked: torch.device = self._asked  # type: ignore[attr-defined]
         return GPU if asked.type == "cuda" else asked
-
-
-def _compile(model: Any = None, **_: Any) -> Any:
-    """torch.compile: the function as it is; kernels that Inductor would generate are not tested."""
-    return (lambda fn: fn) if model is None else model
 
 
 def _libraries(kernels: dict[str, Any], kept: _Keeper) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import math
 
 from fa_verify.errors import InvalidInputError
 from fa_verify.layouts import Layout
 from fa_verify.masks import Mask
 from fa_verify.problem import Problem
+from fa_verify.tokens import flag, integer, mask_text, number, pair, parse_mask
 from fa_verify.values import DO_FAMILIES, QK_FAMILIES, TERM_FAMILIES, V_FAMILIES
 
 __all__ = ["Case", "Values"]
@@ -100,7 +100,7 @@ class Case:
         if p.dot_precision != "ieee":
             parts.append(f"dot={p.dot_precision}")
         if p.mask != Mask():
-            parts.append(f"mask={_mask_text(p.mask)}")
+            parts.append(f"mask={mask_text(p.mask)}")
         if p.softmax_scale is not None:
             parts.append(f"scale={p.softmax_scale!r}")
         if p.softcap:
@@ -142,15 +142,15 @@ class Case:
 
     @classmethod
     def _from_tokens(cls, tokens: dict[str, str]) -> Case:
-        heads_q, heads_kv = _pair("h", tokens.get("h", "1"), "/")
-        seqlen_q, seqlen_k = _pair("s", tokens["s"], "x")
-        head_dim, head_dim_v = _pair("d", tokens["d"], "/")
+        heads_q, heads_kv = pair("h", tokens.get("h", "1"), "/")
+        seqlen_q, seqlen_k = pair("s", tokens["s"], "x")
+        head_dim, head_dim_v = pair("d", tokens["d"], "/")
         if tokens["pass"] not in ("fwd", "bwd"):
             msg = f"pass={tokens['pass']!r}: must be fwd or bwd"
             raise InvalidInputError(msg)
         _check_terms(tokens)
         problem = Problem(
-            batch=_integer("b", tokens.get("b", "1")),
+            batch=integer("b", tokens.get("b", "1")),
             heads_q=heads_q,
             heads_kv=heads_kv,
             seqlen_q=seqlen_q,
@@ -159,13 +159,13 @@ class Case:
             head_dim_v=head_dim_v,
             dtype=tokens["dtype"],  # type: ignore[arg-type]  # Problem validates it
             dot_precision=tokens.get("dot", "ieee"),  # type: ignore[arg-type]
-            mask=_parse_mask(tokens["mask"]) if "mask" in tokens else Mask(),
-            softmax_scale=_number("scale", tokens["scale"]) if "scale" in tokens else None,
-            softcap=_number("cap", tokens.get("cap", "0")),
+            mask=parse_mask(tokens["mask"]) if "mask" in tokens else Mask(),
+            softmax_scale=number("scale", tokens["scale"]) if "scale" in tokens else None,
+            softcap=number("cap", tokens.get("cap", "0")),
             bias=tokens.get("bias", ""),
-            dropout=_number("dropout", tokens.get("dropout", "0")),
+            dropout=number("dropout", tokens.get("dropout", "0")),
             **{  # type: ignore[arg-type]  # Problem's fields by the key that they have here
-                field: _flag(key, tokens.get(key, "0")) for key, field in _FLAGS.items()
+                field: flag(key, tokens.get(key, "0")) for key, field in _FLAGS.items()
             },
             **{  # type: ignore[arg-type]
                 field: Layout.parse(tokens[key]) for key, field in _LAYOUTS.items() if key in tokens
@@ -173,12 +173,12 @@ class Case:
         )
         values = Values(
             **{key: tokens[f"{key}.values"] for key in _FAMILIES if f"{key}.values" in tokens},
-            logits=_number("logits", tokens.get("logits", "1")),
+            logits=number("logits", tokens.get("logits", "1")),
         )
         return cls(
             problem=problem,
             values=values,
-            seed=_integer("seed", tokens["seed"]),
+            seed=integer("seed", tokens["seed"]),
             backward=tokens["pass"] == "bwd",
         )
 
@@ -219,100 +219,3 @@ def _check_terms(tokens: dict[str, str]) -> None:
             "or leave it out"
         )
         raise InvalidInputError(msg)
-
-
-def _flag(key: str, text: str) -> bool:
-    if text not in ("0", "1"):
-        msg = f"{key}={text!r}: must be 1, or left out"
-        raise InvalidInputError(msg)
-    return text == "1"
-
-
-def _integer(key: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        msg = f"{key}={text!r}: must be an integer"
-        raise InvalidInputError(msg) from None
-
-
-def _number(key: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        msg = f"{key}={text!r}: must be a number"
-        raise InvalidInputError(msg) from None
-
-
-def _pair(key: str, text: str, separator: str) -> tuple[int, int]:
-    first, found, second = text.partition(separator)
-    try:
-        return int(first), int(second if found else first)
-    except ValueError:
-        msg = f"{key}={text!r}: must be an integer, or two with {separator!r} between"
-        raise InvalidInputError(msg) from None
-
-
-def _mask_text(mask: Mask) -> str:
-    parts = ["causal"] if mask.causal else []
-    parts += [f"l{mask.window_left}"] if mask.window_left is not None else []
-    parts += [f"r{mask.window_right}"] if mask.window_right is not None else []
-    parts += ["topleft"] if mask.alignment == "top-left" else []
-    parts += [f"docs{_documents_text(mask)}"] if mask.documents else []
-    parts += [f"pattern:{mask.pattern}"] if mask.pattern else []
-    return ".".join(parts)
-
-
-def _documents_text(mask: Mask) -> str:
-    """Lengths in order, QxK, those that come several times in a row once: 3x5-0x4*2."""
-    runs = [(lengths, len(list(run))) for lengths, run in itertools.groupby(mask.documents)]
-    return "-".join(f"{q}x{k}" + (f"*{count}" if count > 1 else "") for (q, k), count in runs)
-
-
-def _parse_documents(text: str) -> tuple[tuple[int, int], ...]:
-    runs = (part.partition("*") for part in text.split("-"))
-    return tuple(
-        lengths
-        for pair, _, count in runs
-        for lengths in [_pair("docs", pair, "x")] * _integer("docs", count or "1")
-    )
-
-
-def _side(text: str) -> int:
-    """Most keys to one side."""
-    try:
-        return int(text[1:])
-    except ValueError:
-        msg = f"mask={text!r}: a window's side is lN or rN, N an integer"
-        raise InvalidInputError(msg) from None
-
-
-def _parse_mask(text: str) -> Mask:
-    causal, left, right, top_left = False, None, None, False
-    documents: tuple[tuple[int, int], ...] = ()
-    pattern = ""
-    for part in text.split("."):
-        if part == "causal":
-            causal = True
-        elif part == "topleft":
-            top_left = True
-        elif part[:8] == "pattern:":
-            pattern = part[8:]
-        elif part[:4] == "docs":
-            documents = _parse_documents(part[4:])
-        elif part[:1] == "l":
-            left = _side(part)
-        elif part[:1] == "r":
-            right = _side(part)
-        else:
-            parts = "causal, lN, rN, topleft, docsQxK-..., pattern:NAME:..."
-            msg = f"mask={text!r}: parts are {parts}, joined by '.'"
-            raise InvalidInputError(msg)
-    return Mask(
-        causal=causal,
-        window_left=left,
-        window_right=right,
-        alignment="top-left" if top_left else "bottom-right",
-        documents=documents,
-        pattern=pattern,
-    )

@@ -26,7 +26,7 @@ def uncompiled() -> Iterator[None]:
         # Dynamo takes a second to load, and nobody compiled anything without it. A stance cannot be
         # taken by what a compiled function calls, where nothing is compiled anyway.
         if "torch._dynamo" in sys.modules and not get_eval_frame_callback():
-            stack.enter_context(torch.compiler.set_stance("force_eager"))  # type: ignore[no-untyped-call]
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 

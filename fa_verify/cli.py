@@ -374,7 +374,7 @@ def report(records: tuple[Path, ...], output: Path) -> int:
 def matrix(records: tuple[Path, ...], output: Path) -> int:
     """Write matrix.html, .md and .json: each kernel's errors by variant, precision and device.
 
-    RECORD is a record (.jsonl), a folder of them, or a matrix.json written before; all are added.
+    RECORD is a record (.jsonl) or a matrix.json, or a folder that holds such; all are added.
     """
     from fa_verify.report import files  # noqa: PLC0415
 

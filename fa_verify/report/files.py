@@ -62,13 +62,16 @@ def write(summary: Summary, folder: Path) -> tuple[Path, Path]:
 def matrix_of(paths: Sequence[Path]) -> Matrix:
     """The matrix of records and of matrices (.json) written before, added up.
 
+    Of a folder its newest run is taken, or the matrix in it where it holds no record.
+
     Raises:
         InvalidInputError: There is no such file, or it is neither.
     """
     found = Matrix()
     for path in paths:
-        if path.suffix == ".json":
-            found += _read_matrix(path)
+        inside = path / "matrix.json"
+        if path.suffix == ".json" or (inside.is_file() and not _newest(path)):
+            found += _read_matrix(path if path.suffix == ".json" else inside)
         else:
             summary = summary_of([path])
             found += matrix(summary.facts, summary.results)

@@ -138,7 +138,7 @@ def test_devices_are_kept_apart_and_a_written_matrix_is_read_again(run, tmp_path
     straight = files.matrix_of([cpu, card])
     assert page.render(found) == page.render(straight)
     assert html.render_matrix(found) == html.render_matrix(straight)
-    again = files.matrix_of([card, tmp_path / "card" / "matrix.json"])
+    again = files.matrix_of([card, tmp_path / "card"])
     assert again.total.cases == 240  # of one device: added
 
 

@@ -20,6 +20,7 @@ from fa_verify.checks import (
     metamorphic,
     nonfinite,
     numerics,
+    places,
     reruns,
     unmodified,
 )
@@ -369,11 +370,10 @@ def test_metamorphic_relations_see_their_faults():
     def first_head(problem, q, k, v):
         return forward(problem, q, k[:1, :1].expand_as(k), v)
 
-    found = titles(metamorphic.other_places, trial(fwd=first_head))
+    found = titles(places.other_places, trial(fwd=first_head))
     assert "o depends on its place in the batch" in found
     assert any(
-        "o depends on its batch mates"
-        in titles(metamorphic.sequence_alone, trial(case, fwd=first_head))
+        "o depends on its batch mates" in titles(places.sequence_alone, trial(case, fwd=first_head))
         for case in (CASE, CASE.replace("seed=3", "seed=4"), CASE.replace("seed=3", "seed=5"))
     )
 
@@ -399,19 +399,19 @@ def test_a_sequence_is_the_same_in_any_batch():
 
     for seed in range(5):
         case = alone.format(seed)
-        assert titles(metamorphic.sequence_among_others, trial(case)) == []
+        assert titles(places.sequence_among_others, trial(case)) == []
         split = trial(case, fwd=splitting)
-        assert "o depends on its batch" in titles(metamorphic.sequence_among_others, split)
+        assert "o depends on its batch" in titles(places.sequence_among_others, split)
         tolerant = trial(case, fwd=splitting, promises=Capabilities())
-        assert titles(metamorphic.sequence_among_others, tolerant) == []
-        found = titles(metamorphic.sequence_among_others, trial(case, fwd=leaking))
+        assert titles(places.sequence_among_others, tolerant) == []
+        found = titles(places.sequence_among_others, trial(case, fwd=leaking))
         assert "o depends on its batch" in found
-        found = titles(metamorphic.sequence_among_others, trial(case, fwd=strided))
+        found = titles(places.sequence_among_others, trial(case, fwd=strided))
         assert "lse depends on its batch" in found
     far = trial(CASE.replace("seed=3", "q=bhsd.b2147483648 seed=3"))
-    assert not metamorphic.fits_among_others(far)
-    assert metamorphic.fits_among_others(trial(CASE))
-    assert not metamorphic.fits_among_others(trial(CASE.replace("seed=3", "dropout=0.5 seed=3")))
+    assert not places.fits_among_others(far)
+    assert places.fits_among_others(trial(CASE))
+    assert not places.fits_among_others(trial(CASE.replace("seed=3", "dropout=0.5 seed=3")))
 
 
 def test_a_kernel_may_refuse_problems_that_nobody_drew():
@@ -427,7 +427,7 @@ def test_a_kernel_may_refuse_problems_that_nobody_drew():
 
     case = "pass=fwd b=2 h=2 s=24x24 d=16 dtype=float16 seed=3"
     eights = Capabilities(head_dims=range(8, 257, 8))
-    for check in (metamorphic.row_shift, metamorphic.values_of_one, metamorphic.sequence_alone):
+    for check in (metamorphic.row_shift, metamorphic.values_of_one, places.sequence_alone):
         assert not titles(check, trial(case, fwd=particular, promises=None))
         assert not titles(check, trial(case, promises=eights))
     assert titles(metamorphic.row_shift, trial(case, fwd=unshifted, promises=eights))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fa_verify.checks.memory import incidents
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fa_verify.backends.base import Execution
+    from fa_verify.inputs import Inputs
+    from fa_verify.problem import Problem
+    from fa_verify.trial import Trial
 
 __all__ = [
     "Difference",
@@ -22,6 +26,9 @@ __all__ = [
     "apart",
     "differing",
     "failures",
+    "generator",
+    "metamorphic",
+    "other_problem",
     "outputs",
     "refused",
     "screen",
@@ -45,6 +52,22 @@ def refused(execution: Execution, *, declared: bool) -> bool:
         return not declared or execution.error.startswith("Unsupported:")
     name = execution.error.partition("\n")[0].partition(":")[0]
     return not declared and execution.error_kind == "raised" and name in _CLEAR
+
+
+def generator(trial: Trial) -> np.random.Generator:
+    """What a rerun of the trial draws from."""
+    return np.random.default_rng(trial.case.seed % 2**64)
+
+
+def other_problem(
+    trial: Trial, inputs: Inputs, problem: Problem, *, backward: bool = False
+) -> Execution | None:
+    """The run of a problem that nobody drew; None where the kernel does not take it."""
+    takes, declared = trial.kernel.takes, trial.kernel.capabilities is not None
+    if takes is not None and takes.reason_against(problem) is not None:
+        return None
+    again = trial.rerun(inputs, problem=problem, backward=backward)
+    return None if refused(again, declared=declared) else again
 
 
 def outputs(execution: Execution) -> dict[str, torch.Tensor]:
@@ -116,6 +139,19 @@ class Difference:
             ),
             tensor=self.name,
         )
+
+
+def metamorphic(
+    title: str,
+    name: str,
+    wrong: torch.Tensor,
+    runs: tuple[torch.Tensor, torch.Tensor],
+    because: str,
+) -> Difference:
+    """A difference between runs that must be related, whatever the reference says."""
+    return Difference(
+        check="metamorphic", title=title, name=name, wrong=wrong, runs=runs, because=because
+    )
 
 
 def failures(differences: Sequence[Difference]) -> Iterator[Failure]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fa_verify.checks import determinism, masking, metamorphic, poison
+from fa_verify.checks import determinism, masking, metamorphic, places, poison
 from fa_verify.checks.observed import comparisons, sound
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ RERUNS: tuple[tuple[str, Callable[[Trial], bool], Callable[[Trial], Iterator[Fai
     ("key permutation", metamorphic.permutable_keys, metamorphic.key_permutation),
     ("V = 1", metamorphic.weights_sum_to_one, metamorphic.values_of_one),
     ("row shift", metamorphic.has_room_for_shift, metamorphic.row_shift),
-    ("batch and head permutation", metamorphic.several_heads, metamorphic.other_places),
-    ("one sequence alone", metamorphic.several_sequences, metamorphic.sequence_alone),
-    ("in another batch", metamorphic.fits_among_others, metamorphic.sequence_among_others),
+    ("batch and head permutation", places.several_heads, places.other_places),
+    ("one sequence alone", places.several_sequences, places.sequence_alone),
+    ("in another batch", places.fits_among_others, places.sequence_among_others),
 )
 """Name, whether it says anything about a trial, and the check."""
 

@@ -118,7 +118,7 @@ def swapped_grads(_problem: Problem, grads: Grads) -> Grads:
 
 
 def last_key_dropped(_problem: Problem, grads: Grads) -> Grads:
-    """dv of the last key is 0."""
+    """The last key of dv is 0."""
     rows = torch.arange(grads.dv.shape[2], device=grads.dv.device)[:, None]
     last = rows == grads.dv.shape[2] - 1
     return dataclasses.replace(grads, dv=torch.where(last, torch.zeros_like(grads.dv), grads.dv))

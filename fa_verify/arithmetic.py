@@ -12,7 +12,7 @@ from typing import Literal
 
 __all__ = ["DEFAULT", "Arithmetic"]
 
-Format = Literal["input", "float16", "bfloat16", "float32"]
+Format = Literal["input", "float16", "bfloat16", "float32", "float8_e4m3fn"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,7 @@ class Arithmetic:
 
     Attributes:
         p_dtype: Format that P is rounded to before P V; "input" is the dtype of q, k, v.
+        p_scale: What P is multiplied by for that, and the sum divided by (256 uses more of e4m3).
         ds_dtype: Format that dS is rounded to before dS K and dS^T Q.
         ds_scale: Whether softmax_scale is applied before or after the cast of dS; None: either.
         prescaled: Which operand softmax_scale is folded into in the storage dtype, if any.
@@ -35,6 +36,10 @@ class Arithmetic:
         delta_from_stored_o: delta = sum(do * o) from the o in memory; False: from an unrounded o.
         dot_ulps: Error of a dot per product, in units of 2^-24 of the sum of |products|: 1 covers
             FFMA and the matrix units of Hopper and Blackwell, 1.4 Ampere's, 3 Volta's.
+        fp8_dot_ulps: The same of a dot of fp8 operands: 2176 covers Hopper, whose sums keep 13
+            fraction bits. 1 where they are converted to fp16 or bf16 before.
+        fp8_promoted: Products after which a sum of P V, of fp8 operands, is added to one in
+            float32; None: never.
         merged_by_lse: Whether keys are split between programs whose o are merged with the weights
             exp(lse of a part - lse of all), both rounded to float32 (split-KV decoding).
         tanh_ulps: Absolute error of softcap's tanh in units of 2^-24; 20 covers the usual forms
@@ -42,6 +47,7 @@ class Arithmetic:
     """
 
     p_dtype: Format = "input"
+    p_scale: float = 1.0
     ds_dtype: Format = "input"
     ds_scale: Literal["before", "after"] | None = None
     prescaled: Literal["q", "k"] | None = None
@@ -54,6 +60,8 @@ class Arithmetic:
     dq_atomics: bool = False
     delta_from_stored_o: bool = True
     dot_ulps: float = 1.0
+    fp8_dot_ulps: float = 2176.0
+    fp8_promoted: int | None = None
     merged_by_lse: bool = False
     tanh_ulps: float = 20.0
 

@@ -22,7 +22,7 @@ Pair = tuple[Aspect, Aspect]
 ORDER = (
     *("pass", "dtype", "mask", "lengths", "blocks", "heads", "batch", "head_dim", "head_dim_v"),
     *("q", "k", "v", "softcap", "scale", "bias", "alibi", "sinks", "dropout", "lse_grad"),
-    *("documents", "pattern"),
+    *("documents", "pattern", "fp8"),
 )
 """The names of aspects, as a case has them; terms and the last only where there are such."""
 
@@ -41,13 +41,12 @@ def aspects(case: Case) -> tuple[Aspect, ...]:
     'groups'
     """
     p = case.problem
-    dot = f"/{p.dot_precision}" if p.dtype == "float32" else ""
     power = p.head_dim & (p.head_dim - 1) == 0
     depth = next(depth for depth in _DEPTHS if p.head_dim <= depth)
     scale = p.softmax_scale
     found = {
         "pass": "backward" if case.backward else "forward",
-        "dtype": p.dtype + dot,
+        "dtype": p.precision,
         "mask": _mask(p.mask),
         "lengths": _lengths(p.seqlen_q, p.seqlen_k),
         "blocks": "partial" if p.seqlen_q % _BLOCK or p.seqlen_k % _BLOCK else "whole",
@@ -66,6 +65,8 @@ def aspects(case: Case) -> tuple[Aspect, ...]:
         found["documents"] = _documents(p.mask.documents)
     if p.mask.pattern:
         found["pattern"] = p.mask.pattern.partition(":")[0]
+    if p.fp8:
+        found["fp8"] = p.fp8
     return tuple(found.items())
 
 

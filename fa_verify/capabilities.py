@@ -6,6 +6,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from fa_verify.errors import InvalidInputError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
@@ -18,12 +20,18 @@ __all__ = ["Capabilities"]
 _INT32 = 1 << 31  # elements that an int32 counts
 
 
+_SCALES = ("", "tensor", "head", "block", "block16", "block32", "block64", "block128", "block256")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a kernel takes (a problem inside that raises is a failure) and what it promises.
 
     Attributes:
-        dtypes: Storage dtypes of q, k, v.
+        dtypes: Of o, and of q, k, v where they are not fp8.
+        fp8: What scales it takes of q, k and v in float8_e4m3fn: "tensor", "head", "block" (of rows
+            of any number that `Problem.fp8` knows) or one of those, such as "block64"; "": it takes
+            q, k and v of dtypes.
         dot_precisions: For float32 inputs.
         head_dims: Of q and k.
         head_dims_v: Of v; None: the same as head_dim of the problem.
@@ -49,9 +57,13 @@ class Capabilities:
         empty_row_lse: lse of a fully masked row.
         isolates_masked_nan: NaN at a key inside the sequence, hidden from a row, leaves the row as
             it was.
+
+    Raises:
+        InvalidInputError: fp8 holds what no problem can ask for.
     """
 
     dtypes: tuple[DType, ...] = ("float16", "bfloat16", "float32")
+    fp8: tuple[str, ...] = ("",)
     dot_precisions: tuple[DotPrecision, ...] = ("ieee",)
     head_dims: Container[int] = range(1, 257)
     head_dims_v: Container[int] | None = None
@@ -76,6 +88,12 @@ class Capabilities:
     empty_row_lse: float = -math.inf
     isolates_masked_nan: bool = False
 
+    def __post_init__(self) -> None:
+        """Reject scales that do not exist: nothing would be drawn."""
+        if not self.fp8 or not set(self.fp8) <= set(_SCALES):
+            msg = f"fp8={self.fp8!r}: must be some of {', '.join(map(repr, _SCALES))}"
+            raise InvalidInputError(msg)
+
     def term_against(self, problem: Problem) -> str | None:
         """What of a problem beside q, k and v the kernel does not take, or None."""
         for name in problem.terms:
@@ -83,6 +101,10 @@ class Capabilities:
             if taken is False or (isinstance(taken, tuple) and problem.bias not in taken):
                 return f"bias={problem.bias}" if name == "bias" else name
         return None
+
+    def takes_scales(self, fp8: str) -> bool:
+        """Whether it takes what `Problem.fp8` says."""
+        return fp8 in self.fp8 or (fp8.startswith("block") and "block" in self.fp8)
 
     def reason_against(self, problem: Problem) -> str | None:
         """Why the kernel does not take the problem, or None when it does."""
@@ -110,6 +132,7 @@ class Capabilities:
         )
         refusals = (
             (problem.dtype not in self.dtypes, f"dtype={problem.dtype}"),
+            (not self.takes_scales(problem.fp8), f"fp8={problem.fp8!r}"),
             (
                 problem.dtype == "float32" and problem.dot_precision not in self.dot_precisions,
                 f"dot_precision={problem.dot_precision}",

@@ -10,6 +10,7 @@ from fa_verify.errors import InvalidInputError
 from fa_verify.layouts import Layout
 from fa_verify.masks import Mask
 from fa_verify.problem import Problem
+from fa_verify.scales import SCALE_FAMILIES
 from fa_verify.tokens import flag, integer, mask_text, number, pair, parse_mask
 from fa_verify.values import DO_FAMILIES, QK_FAMILIES, TERM_FAMILIES, V_FAMILIES
 
@@ -20,8 +21,14 @@ _LAYOUTS = {
     "bias.layout": "layout_bias",
 }
 _FLAGS = {"alibi": "alibi", "sinks": "sinks", "dlse": "lse_grad"}
-_FAMILIES = ("qk", "v", "do", "bias", "slopes", "sinks", "dlse")
-_TERM_OF = {"bias": "bias", "slopes": "alibi", "sinks": "sinks", "dlse": "dlse"}  # of a family
+_FAMILIES = ("qk", "v", "do", "bias", "slopes", "sinks", "dlse", "scales")
+_TERM_OF = {  # of a family
+    "bias": "bias",
+    "slopes": "alibi",
+    "sinks": "sinks",
+    "dlse": "dlse",
+    "scales": "fp8",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,7 @@ class Values:
         slopes: Family of ALiBi's slopes.
         sinks: Family of the sinks.
         dlse: Family of lse's gradient.
+        scales: Family of the scales of fp8 operands.
 
     Raises:
         InvalidInputError: A family is unknown, or the factor is not finite and positive.
@@ -50,10 +58,12 @@ class Values:
     slopes: str = "geometric"
     sinks: str = "normal"
     dlse: str = "normal"
+    scales: str = "uneven"
 
     def __post_init__(self) -> None:
         """Reject unknown families."""
         families = {"qk": QK_FAMILIES, "v": V_FAMILIES, "do": DO_FAMILIES, **TERM_FAMILIES}
+        families["scales"] = SCALE_FAMILIES
         for name, known in families.items():
             if getattr(self, name) not in known:
                 msg = f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}"
@@ -81,6 +91,12 @@ class Case:
     seed: int = 0
     backward: bool = False
 
+    def __post_init__(self) -> None:
+        """Reject gradients that are not defined."""
+        if self.backward and self.problem.fp8:
+            msg = f"pass=bwd fp8={self.problem.fp8}: of fp8 there is only the forward pass"
+            raise InvalidInputError(msg)
+
     @property
     def id(self) -> str:
         """Twelve hex digits of the content's hash."""
@@ -97,6 +113,8 @@ class Case:
         parts.append(f"s={p.seqlen_q}x{p.seqlen_k}")
         parts.append(f"d={p.head_dim}" + (f"/{p.head_dim_v}" if p.head_dim_v != p.head_dim else ""))
         parts.append(f"dtype={p.dtype}")
+        if p.fp8:
+            parts.append(f"fp8={p.fp8}")
         if p.dot_precision != "ieee":
             parts.append(f"dot={p.dot_precision}")
         if p.mask != Mask():
@@ -105,9 +123,8 @@ class Case:
             parts.append(f"scale={p.softmax_scale!r}")
         if p.softcap:
             parts.append(f"cap={p.softcap!r}")
-        terms = _terms_text(p, backward=self.backward)
-        parts += terms
-        absent = {f"{name}.values" for name, term in _TERM_OF.items() if term not in _keys(terms)}
+        parts += _terms_text(p, backward=self.backward)
+        absent = {f"{name}.values" for name, term in _TERM_OF.items() if term not in _keys(parts)}
         for key, field in _LAYOUTS.items():
             if getattr(p, field) != Layout():
                 parts.append(f"{key}={getattr(p, field)}")
@@ -134,7 +151,8 @@ class Case:
             tokens[key] = value
         missing = [key for key in ("pass", "s", "d", "dtype", "seed") if key not in tokens]
         if not {"s", "d", "dtype"} & set(missing):  # what is wrong with the others is said first
-            case = cls._from_tokens({"pass": "bwd", "seed": "0"} | tokens)
+            either = {"pass": "fwd" if "fp8" in tokens else "bwd", "seed": "0"}
+            case = cls._from_tokens(either | tokens)
         if missing:
             msg = f"case={text!r}: {', '.join(missing)} missing; copy the whole replay line"
             raise InvalidInputError(msg)
@@ -158,6 +176,7 @@ class Case:
             head_dim=head_dim,
             head_dim_v=head_dim_v,
             dtype=tokens["dtype"],  # type: ignore[arg-type]  # Problem validates it
+            fp8=tokens.get("fp8", ""),
             dot_precision=tokens.get("dot", "ieee"),  # type: ignore[arg-type]
             mask=parse_mask(tokens["mask"]) if "mask" in tokens else Mask(),
             softmax_scale=number("scale", tokens["scale"]) if "scale" in tokens else None,
@@ -184,7 +203,7 @@ class Case:
 
 
 _KEYS = (
-    *("pass", "b", "h", "s", "d", "dtype", "dot", "mask", "scale", "cap"),
+    *("pass", "b", "h", "s", "d", "dtype", "fp8", "dot", "mask", "scale", "cap"),
     *("bias", *_FLAGS, "dropout"),
     *_LAYOUTS,
     *(f"{name}.values" for name in _FAMILIES),

@@ -264,7 +264,11 @@ def list_kernels(targets: Sequence[str]) -> int:
                 "batch_invariant",
             )
             text = ", ".join(
-                [*declared.dtypes, *(flag for flag in flags if getattr(declared, flag))]
+                [
+                    *declared.dtypes,
+                    *(f"fp8 scales of {fp8}" for fp8 in declared.fp8 if fp8),
+                    *(flag for flag in flags if getattr(declared, flag)),
+                ]
             )
         passes = "forward and backward" if kernel.backward else "forward"
         console.print(f"    {passes}; {text}", markup=False)

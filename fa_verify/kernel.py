@@ -24,7 +24,7 @@ class Outputs:
     """What a forward pass returns.
 
     Attributes:
-        o: (batch, heads_q, seqlen_q, head_dim_v), any strides, the input dtype.
+        o: (batch, heads_q, seqlen_q, head_dim_v), any strides, the problem's dtype.
         lse: (batch, heads_q, seqlen_q) float32 natural logarithm, or None if not exposed.
         saved: Whatever the backward wants handed back (workspaces, q pre-scaled, ...).
     """
@@ -64,7 +64,8 @@ class Kernel:
         name: Shown in tables and replay lines.
         forward: ``forward(problem, q, k, v) -> Outputs``; q, k, v are logical (batch, heads,
             seqlen, head_dim) strided views and must come back unmodified. What the problem has
-            beside them is handed on by name: bias, alibi_slopes, sinks, dropout_seed.
+            beside them is handed on by name: bias, alibi_slopes, sinks, dropout_seed, and of fp8
+            q_scale, k_scale, v_scale.
         backward: ``backward(problem, q, k, v, outputs, do) -> Grads``, or "autograd" when o has a
             grad_fn, or None. By name it is handed what forward is, and dlse.
         dropout_keep: ``dropout_keep(problem, seed, device) -> Tensor``, bool, (batch, heads_q,

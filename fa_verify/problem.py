@@ -10,15 +10,18 @@ from fa_verify.errors import InvalidInputError
 from fa_verify.layouts import BHSD, Layout
 from fa_verify.masks import FULL, Mask
 
-__all__ = ["TERMS", "DType", "DotPrecision", "Problem"]
+__all__ = ["TERMS", "DType", "DotPrecision", "Problem", "Storage"]
 
 DType = Literal["float16", "bfloat16", "float32"]
 DotPrecision = Literal["ieee", "tf32", "tf32x3"]
+Storage = Literal["float16", "bfloat16", "float32", "float8_e4m3fn"]
 
 _DTYPES = ("float16", "bfloat16", "float32")
 _DOT_PRECISIONS = ("ieee", "tf32", "tf32x3")
 _MAX_HEAD_DIM = 256
 _BIAS_AXES = "bhqk"
+_BLOCKS = ("block16", "block32", "block64", "block128", "block256")
+_SCALED = ("tensor", "head", *_BLOCKS)
 TERMS = ("bias", "alibi", "sinks", "dropout", "lse_grad")
 """Fields of what attention may have beside q, k and v; each is off where it is false."""
 
@@ -36,6 +39,10 @@ class Problem:
         head_dim: Of q and k, 1 to 256.
         head_dim_v: Of v and o, 1 to 256.
         dtype: Of q, k, v, o and their gradients.
+        fp8: What of q, k and v a float32 scale is for: "tensor", "head" (of a sequence), "block64"
+            (64 rows of a head; 16 to 256, a power of two). They are float8_e4m3fn then, times their
+            scales the problem's numbers, dtype is that of o, and there is no backward pass. "": no
+            scales, and q, k and v are of dtype.
         dot_precision: What a float32 kernel is asked to use in its dots; "ieee" otherwise.
         mask: Who sees whom. Its documents need batch 1, and their lengths add up to the sequence's.
         softmax_scale: Factor of the logits; None means 1/sqrt(head_dim). Any finite float.
@@ -63,6 +70,7 @@ class Problem:
     head_dim: int
     head_dim_v: int
     dtype: DType = "float16"
+    fp8: str = ""
     dot_precision: DotPrecision = "ieee"
     mask: Mask = FULL
     softmax_scale: float | None = None
@@ -134,8 +142,21 @@ class Problem:
                 msg = f"{name}={getattr(self, name)}: the documents' lengths sum to {sum(lengths)}"
                 raise InvalidInputError(msg)
 
+    def _check_fp8(self) -> None:
+        if self.fp8 not in _SCALED:
+            msg = f"fp8={self.fp8!r}: must be empty or one of {', '.join(_SCALED)}"
+            raise InvalidInputError(msg)
+        if self.dot_precision != "ieee" or self.lse_grad:
+            msg = (
+                f"fp8={self.fp8!r}: dots of fp8 have no other precision, and no gradient is "
+                "defined; use dot_precision='ieee' and lse_grad=False"
+            )
+            raise InvalidInputError(msg)
+
     def _check_terms(self) -> None:
         """Of what is beside q, k and v."""
+        if self.fp8:
+            self._check_fp8()
         if self.bias != "".join(axis for axis in _BIAS_AXES if axis in self.bias):
             msg = f"bias={self.bias!r}: must be axes of {_BIAS_AXES!r} in this order, or empty"
             raise InvalidInputError(msg)
@@ -153,6 +174,30 @@ class Problem:
     def scale(self) -> float:
         """The softmax scale in force."""
         return 1.0 / math.sqrt(self.head_dim) if self.softmax_scale is None else self.softmax_scale
+
+    @property
+    def storage(self) -> Storage:
+        """Format of q, k and v."""
+        return "float8_e4m3fn" if self.fp8 else self.dtype
+
+    @property
+    def precision(self) -> str:
+        """The dtype, and what else decides roundings: "float32/tf32", "float8_e4m3fn/bfloat16"."""
+        if self.fp8:
+            return f"{self.storage}/{self.dtype}"
+        return self.dtype + (f"/{self.dot_precision}" if self.dtype == "float32" else "")
+
+    @property
+    def scaled_rows(self) -> int:
+        """Rows of q, k or v that share a scale, where that is not all of them."""
+        return int(self.fp8.removeprefix("block")) if self.fp8 in _BLOCKS else 0
+
+    def shape_scale(self, name: str) -> tuple[int, int, int]:
+        """Shape of the scales of "q", "k" or "v": 1 in the axes along which they do not change."""
+        if self.fp8 == "tensor":
+            return 1, 1, 1
+        batch, heads, seqlen, _ = getattr(self, f"shape_{name}")
+        return batch, heads, -(-seqlen // self.scaled_rows) if self.scaled_rows else 1
 
     @property
     def group(self) -> int:

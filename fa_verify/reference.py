@@ -158,9 +158,9 @@ def forward(
         q: (batch, heads_q, seqlen_q, head_dim), any strides and dtype.
         k: (batch, heads_kv, seqlen_k, head_dim).
         v: (batch, heads_kv, seqlen_k, head_dim_v).
-        terms: What the problem has beside them.
+        terms: What the problem has beside them, scales of fp8 among it.
     """
-    q4, k4, v4 = (by_kv_head(problem, x) for x in (q, k, v))
+    q4, k4, v4 = (by_kv_head(problem, x) for x in terms.operands(problem, q, k, v))
     o = q4.new_zeros(*q4.shape[:3], problem.head_dim_v)
     lse = _blind_lse(problem, q4, terms)
     for tile in tiles(problem, q.device):

@@ -41,6 +41,7 @@ _RIGHT = (
     *(f"launch.py:{name}" for name in ("flash", "atomic", "decode_forward", "paged_forward")),
     *(f"launch.py:{name}" for name in ("varlen_forward", "masked_forward")),
     "launch_terms.py:terms",
+    "launch_fp8.py:fp8",
 )
 _SHRINK_SECONDS = 2.0
 _CASES_OF_RIGHT = 12  # of each right kernel, that the other oracles judge

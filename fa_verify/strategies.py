@@ -40,7 +40,7 @@ _FLAGS = (
     *("dot_precision", "softcap", "softmax_scale", "layout_q", "layout_k", "layout_v"),
     *("layout_do", "qk", "v", "do", "logits", "seed"),
     *TERMS,
-    *("documents", "pattern"),
+    *("documents", "pattern", "fp8", "scales"),
 )
 # What of a problem has values of a family, where it has another name.
 _FIELDS = {"slopes": "alibi", "dlse": "lse_grad"}
@@ -111,6 +111,8 @@ def _simplified(case: Case, simple: set[str], space: Space) -> Case:
     """The case with the named fields at their defaults."""
     p, values = case.problem, case.values
     changes: dict[str, object] = {}
+    if "fp8" in simple:
+        changes["fp8"] = space.simplest_fp8
     changes["mask"] = FULL if "mask" in simple else _simplified_mask(p.mask, simple, space)
     if "dtype" in simple:
         changes["dtype"] = space.dtypes[0][0]

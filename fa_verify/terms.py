@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import sight
+from fa_verify.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,6 +105,7 @@ class Terms:
         sinks: (heads_q,); -inf is none.
         dlse: Gradient of lse, (batch, heads_q, seqlen_q).
         keep: bool, (batch, heads_q, seqlen_q, seqlen_k): elements of P that dropout keeps.
+        q_scale: Of an fp8 q, `Problem.shape_scale`; k_scale, v_scale likewise.
     """
 
     bias: Tensor | None = None
@@ -111,25 +113,45 @@ class Terms:
     sinks: Tensor | None = None
     dlse: Tensor | None = None
     keep: Tensor | None = None
+    q_scale: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
     def to(self, device: str) -> Terms:
         """The same on a device."""
         return Terms(**{name: None if x is None else x.to(device) for name, x in self._named()})
 
-    def part(self, batch: slice, heads: slice) -> Terms:
-        """Those of some sequences and query heads."""
+    def part(self, batch: slice, heads: slice, kv_heads: slice) -> Terms:
+        """Those of some sequences, query heads and their key heads."""
 
         def cut(name: str, x: Tensor) -> Tensor:
             if name in ("slopes", "sinks"):
                 return x[heads]
-            # Of a bias one of either may be everybody's.
-            axes = zip((batch, heads), x.shape, strict=False)
+            # Of a bias, and of a scale, one of either may be everybody's.
+            own_heads = kv_heads if name in ("k_scale", "v_scale") else heads
+            axes = zip((batch, own_heads), x.shape, strict=False)
             return x[tuple(own if n > 1 else slice(None) for own, n in axes)]
 
         return Terms(**{name: None if x is None else cut(name, x) for name, x in self._named()})
 
     def _named(self) -> list[tuple[str, Tensor | None]]:
         return [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
+
+    def operands(
+        self, problem: Problem, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The problem's q, k and v: exact products with their scales where they are fp8; (B68)."""
+        if not problem.fp8:
+            return q, k, v
+        return (
+            _scaled(problem, q, self.q_scale),
+            _scaled(problem, k, self.k_scale),
+            _scaled(problem, v, self.v_scale),
+        )
+
+    def scales(self, name: str) -> Tensor | None:
+        """Those of "q", "k" or "v"."""
+        return {"q": self.q_scale, "k": self.k_scale, "v": self.v_scale}[name]
 
     def biases(self, problem: Problem, place: Place) -> Tensor | None:
         """What the bias adds to logits."""
@@ -163,6 +185,15 @@ class Terms:
 
 
 NO_TERMS = Terms()
+
+
+def _scaled(problem: Problem, x: Tensor, scale: Tensor | None) -> Tensor:
+    if scale is None:
+        msg = f"fp8={problem.fp8}: terms must have q_scale, k_scale and v_scale"
+        raise InvalidInputError(msg)
+    if rows := problem.scaled_rows:
+        scale = scale.repeat_interleave(rows, 2)[:, :, : x.shape[2]]
+    return x.double() * scale.double().unsqueeze(-1)
 
 
 def summed(problem: Problem, total: Tensor, part: Tensor, tile: Tile) -> None:

@@ -96,7 +96,16 @@ class Trial:
         if x.dropout_seed is not None:
             assert states is not None  # noqa: S101 - a kernel that takes dropout has one
             keep = states(self.case.problem, x.dropout_seed, self.device)
-        return Terms(bias=x.bias, slopes=x.alibi_slopes, sinks=x.sinks, dlse=x.dlse, keep=keep)
+        return Terms(
+            bias=x.bias,
+            slopes=x.alibi_slopes,
+            sinks=x.sinks,
+            dlse=x.dlse,
+            keep=keep,
+            q_scale=x.q_scale,
+            k_scale=x.k_scale,
+            v_scale=x.v_scale,
+        )
 
     @functools.cached_property
     def launched(self) -> Execution:
@@ -135,7 +144,7 @@ class Trial:
         known = {
             "device": self.device,
             "pristine": Inputs(**{name: cut(name, tensor) for name, tensor in own.items()}),  # type: ignore[arg-type]
-            "terms": self.terms.part(batch, heads),
+            "terms": self.terms.part(batch, heads, kv_heads),
             "execution": dataclasses.replace(
                 ran,
                 outputs=o and Outputs(cut("o", o.o), cut("lse", o.lse), o.saved),  # type: ignore[arg-type]

@@ -2,17 +2,33 @@
 
 import torch
 
-from fa_verify import Mask, Problem
+from fa_verify import Arithmetic, Capabilities, Kernel, Mask, Problem
 
 from . import given
 from .forward_fp8 import attention_forward_fp8
 from .inputs import DTYPES
 from .operators import NAMESPACE, on_device
 
-__all__ = ["attention_fp8"]
+__all__ = ["attention_fp8", "flash_fp8"]
 
 _DTYPE = torch.float8_e4m3fn
 _RESULTS = torch.bfloat16, torch.float16
+
+flash_fp8 = Kernel(
+    name="flash_fp8",
+    forward=attention_forward_fp8,
+    capabilities=Capabilities(
+        dtypes=("bfloat16", "float16"),
+        fp8=("tensor", "head", "block"),
+        head_dims_v=range(1, 257),
+        window=True,
+        softcap=True,
+        backward=False,
+        deterministic=True,
+        batch_invariant=True,
+    ),
+    arithmetic=Arithmetic(p_dtype="bfloat16"),
+)
 
 
 def attention_fp8(

@@ -16,6 +16,7 @@ from fa_verify.capabilities import Capabilities
 from fa_verify.case import Case, Values
 from fa_verify.distribution import Space, sample, tables
 from fa_verify.distribution.corners import CORNERS
+from fa_verify.distribution.scales import SCALE_CORNERS
 from fa_verify.distribution.terms import TERM_CORNERS
 from fa_verify.errors import InvalidInputError
 from fa_verify.layouts import BHSD
@@ -360,7 +361,7 @@ def test_the_document_states_every_weight(name):
 
 def test_the_document_states_every_corner():
     document = pathlib.Path(__file__).parents[1] / "docs" / "distribution.md"
-    for corners in (CORNERS, TERM_CORNERS):
+    for corners in (CORNERS, TERM_CORNERS, SCALE_CORNERS):
         stated = "\n".join(f"| {corner.name} | {corner} |" for corner in corners)
         assert stated in document.read_text(encoding="utf-8")
 

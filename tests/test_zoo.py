@@ -22,6 +22,7 @@ RIGHT = (
     *(f"launch.py:{name}" for name in ("flash", "atomic", "decode_forward", "paged_forward")),
     *(f"launch.py:{name}" for name in ("varlen_forward", "masked_forward")),
     "launch_terms.py:terms",
+    "launch_fp8.py:fp8",
 )
 
 

@@ -39,7 +39,10 @@ class Format:
 
     @property
     def overflow(self) -> float:
-        """Numbers of at least this size round to infinity (IEEE 754-2019, 4.3.1)."""
+        """Numbers of at least this size round to infinity (IEEE 754-2019, 4.3.1).
+
+        Those of e4m3, which has none, to NaN or to its largest number, from 464 on.
+        """
         return self.largest * (1.0 + 2.0 ** -(self.precision + 1))
 
     def ulp(self, x: Tensor) -> Tensor:
@@ -82,6 +85,7 @@ FORMATS = {
     "float16": Format(11, -14, 65504.0),
     "bfloat16": Format(8, -126, float(torch.finfo(torch.bfloat16).max)),
     "float32": Format(24, -126, float(torch.finfo(torch.float32).max)),
+    "float8_e4m3fn": Format(4, -6, 448.0),
 }
 FLOAT32 = FORMATS["float32"]
 TF32 = Format(11, -126, (2.0 - 2.0**-10) * 2.0**127)

@@ -191,9 +191,9 @@ def forward_tile(
         near = _spread_slow(model, _Slow(x, h, total, hidden, furthest * (U * SLACK)))
 
     # (B11): everything is relative to exp(m) until it is divided by l = total.
-    accumulate = SLACK * model.long_dot(keys, keys)
+    accumulate = SLACK * model.value_dot(keys)
     loss = near.gain if near.cast is None else near.gain + near.cast
-    loss = (near.p + loss).mul_(accumulate + SLACK * model.keep_error).add_(loss)
+    loss = (near.p + loss).mul_(accumulate + SLACK * model.value_error).add_(loss)
     loss = loss if weights is None else loss.mul_(weights)
     weight = torch.bmm(loss, v.abs().to(loss.dtype)).double().div_(total)
     nu, g = _normalisation(model), torch.where(near.he < 0.5, 1 / (1 - near.he), torch.inf)
@@ -201,7 +201,7 @@ def forward_tile(
     bound = ((weight + size * near.he) * g * (1 + nu) + nu * size).mul_(SLACK)
     bound.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     largest_v = given.largest_v * model.kept
-    floor = FLUSH * keys * max(1.0, largest_v)
+    floor = FLUSH * keys * max(1.0, largest_v, model.storage.largest * bool(model.problem.fp8))
     linear = bound + floor
     bound = (
         torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu + model.merge(m))) + floor
@@ -352,9 +352,9 @@ def _with_cast(
     if model.p.format.emin <= -126:  # subnormals are in the floor
         cast = high.mul_(unit)
     elif isinstance(depth, float):
-        cast = torch.minimum(high.clamp(min=model.p.tiny * depth / unit).mul_(unit), high)
+        cast = torch.minimum(high.clamp(min=model.p_tiny * depth / unit).mul_(unit), high)
     else:
-        cast = torch.minimum(torch.maximum(high * unit, model.p.tiny * depth), high)
+        cast = torch.minimum(torch.maximum(high * unit, model.p_tiny * depth), high)
     if model.arithmetic.l_from_rounded_p:  # the denominator has the cast too
         return gain + cast, cast if model.problem.dropout else None
     return gain, cast
@@ -384,8 +384,7 @@ def _unknown(model: Model, given: Inputs, furthest: Tensor, infinite: Tensor) ->
         infinite: Which logits in sight have no bound, (heads, rows, keys).
     """
     limit = LARGEST / (infinite.shape[-1] * max(1.0, given.largest_v * model.kept))
-    if model.p is not None:
-        limit = min(limit, model.p.format.largest)
+    limit = min(limit, model.p_overflow)
     # In the fma form the exponent of the largest key is off by as much.
     unknown = furthest * (U * SLACK) >= math.log(max(1.0, limit))
     # A logit may be inf, and inf - inf NaN.
@@ -397,9 +396,10 @@ def _hull(model: Model, o: Tensor, v: Tensor, rest: Tensor | float) -> Tensor:
     low, high = v.amin(1, keepdim=True), v.amax(1, keepdim=True)
     if model.problem.dropout:
         high = torch.maximum(low.abs(), high.abs()) * model.kept
-        low, rest = -high, rest + model.keep_error
+        low = -high
+    rest = rest + model.value_error
     rest = rest + SLACK * model.blocks(v.shape[1]) * U  # acc's own roundings when it is rescaled
     if model.p is not None:
-        rest = rest + (model.p.unit + v.shape[1] * model.p.tiny)
+        rest = rest + (model.p.unit + min(1.0, v.shape[1] * model.p_tiny))
     outside = 1.02 * rest * torch.maximum(low.abs(), high.abs())
     return torch.maximum(high - o, o - low) + outside

@@ -10,7 +10,7 @@ import torch
 from fa_verify import foreach
 from fa_verify.bounds.beside import NOTHING, Beside, Extent
 from fa_verify.bounds.formats import tf32_operands
-from fa_verify.bounds.model import LARGEST, SLACK, Model
+from fa_verify.bounds.model import FP8_BITS, LARGEST, SLACK, Model
 from fa_verify.reference import by_kv_head
 from fa_verify.terms import NO_TERMS, Place, Terms
 
@@ -40,6 +40,7 @@ __all__ = [
 # Up to it every expm1(h) is cheap to bound and 1/(1-he) is small; chosen, not critical.
 SMALL = 0.25
 _LOG2E = 1.45  # rounded up
+_FP8_STEPS = 512.0  # in 1: e4m3's smallest subnormal is 2^-9
 # Logits up to which the one tile of a problem is kept for later looks at it: some 200 MB.
 _KEPT = 1 << 22
 
@@ -91,7 +92,9 @@ class Block:
         scaled = {"q": self.q, "k": self.k, None: None}[model.arithmetic.prescaled]
         if scaled is None:
             return over
-        far = (scaled.abs() * (_LOG2E * model.scale) >= model.out.overflow).any(-1, keepdim=True)
+        far = (scaled.abs() * (_LOG2E * model.scale) >= model.storage.overflow).any(
+            -1, keepdim=True
+        )
         return over | (far if scaled is self.q else far.mT)
 
     def logit_errors(self, model: Model, constant: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -140,7 +143,7 @@ class Inputs:
     def overflows(self, model: Model) -> bool:
         """Whether a float32 logit, or a partial sum of one, or its operand may overflow; (B9)."""
         scale = _LOG2E * model.scale
-        operand = model.arithmetic.prescaled and self.largest * scale >= model.out.overflow
+        operand = model.arithmetic.prescaled and self.largest * scale >= model.storage.overflow
         return bool(operand) or self.raw * max(1.0, scale) + 5 * self.extent.addend >= LARGEST
 
     def block(self, tile: Tile) -> Block:
@@ -230,9 +233,26 @@ def variants(  # noqa: PLR0917 -- the operands of attention, in their usual orde
     terms: Terms = NO_TERMS,
 ) -> Iterator[tuple[Model, Inputs]]:
     """Yield what the dots may read, the exact operands first; (B20)."""
+    if problem.fp8:
+        model = Model(problem, arithmetic, exact_dots=_dots_are_exact(problem, q, k))
+        yield model, inputs(problem, *terms.operands(problem, q, k, v), terms=terms)
+        return
     tensors = (q, k, v) if do is None else (q, k, v, do)
     for model, operands in operand_models(problem, arithmetic, *tensors):
         yield model, inputs(problem, *operands, terms=terms)
+
+
+def _dots_are_exact(problem: Problem, q: Tensor, k: Tensor) -> bool:
+    """Whether 14 bits hold every partial sum of every q k^T, as fp8 is stored; (B69)."""
+    if not (q.numel() and k.numel()):
+        return True
+    reach = problem.head_dim
+    for x in (q, k):
+        whole = (x.float() * _FP8_STEPS).to(torch.int32)  # of the smallest subnormal
+        size, step = whole.abs(), whole & -whole  # the lowest bit that is set
+        most, least = int(size.max()), int(step.masked_fill(step == 0, 1 << 20).min())
+        reach *= most // least
+    return reach < 1 << FP8_BITS
 
 
 def with_column(x: Tensor, column: Tensor | float) -> Tensor:

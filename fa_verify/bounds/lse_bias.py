@@ -27,7 +27,7 @@ _BINS = 1 << 16  # of a binade: values in one are taken to round alike
 def rounds_to_nearest(model: Model) -> bool:
     """Whether every operation before lse is one of float32, to nearest."""
     problem, arithmetic = model.problem, model.arithmetic
-    plain = problem.dtype == "float32" and problem.dot_precision == "ieee"
+    plain = problem.storage == "float32" and problem.dot_precision == "ieee"
     plain = plain and not (problem.softcap or problem.terms)
     plain = plain and model.p is None and arithmetic.prescaled is None
     return plain and not arithmetic.merged_by_lse

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fa_verify.arithmetic import Arithmetic
     from fa_verify.problem import Problem
 
-__all__ = ["FLUSH", "LARGEST", "SLACK", "Model", "U"]
+__all__ = ["FLUSH", "FP8_BITS", "LARGEST", "SLACK", "Model", "U"]
 
 U = FLOAT32.unit_roundoff
 # Bounds are evaluated in float32 and the reference in float64: relative errors far below 1% in
@@ -26,6 +26,8 @@ FLUSH = 2.0**-125
 LARGEST = 3.38e38
 _STEP = 16  # products that one matrix-unit instruction adds to its accumulator, at most
 _TF32X3_OPERANDS = 3 * 2.0**-20
+_FP8_STEP = 32  # likewise, of fp8
+FP8_BITS = 14  # of a sum of fp8 products: 13 fraction bits and the leading one; (B69)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Model:
         problem: Shapes, scale and softcap.
         arithmetic: The kernel's declared rounding points.
         tf32: None, or whether a TF32 dot truncates its operands (True) or rounds them (False).
+        exact_dots: Every q k^T of fp8 operands is exact, as they are; (B69).
         p: The cast of P before P V and P^T dO; None: none.
         ds: The cast of dS before dS K and dS^T Q; None: none.
     """
@@ -43,6 +46,7 @@ class Model:
     problem: Problem
     arithmetic: Arithmetic
     tf32: bool | None = None
+    exact_dots: bool = False
     p: Cast | None = dataclasses.field(init=False)
     ds: Cast | None = dataclasses.field(init=False)
 
@@ -52,7 +56,7 @@ class Model:
         object.__setattr__(self, "ds", self._cast(self.arithmetic.ds_dtype))
 
     def _cast(self, dtype: str) -> Cast | None:
-        name = self.problem.dtype if dtype == "input" else dtype
+        name = self.problem.storage if dtype == "input" else dtype
         if name != "float32":
             return Cast(FORMATS[name])
         return None if self.tf32 is None else Cast(TF32, truncates=self.tf32)
@@ -61,6 +65,11 @@ class Model:
     def out(self) -> Format:
         """Format of o and of the gradients."""
         return FORMATS[self.problem.dtype]
+
+    @property
+    def storage(self) -> Format:
+        """Format of q, k and v."""
+        return FORMATS[self.problem.storage]
 
     def ieee_dot(self, k: int) -> float:
         """Error of a k-term dot accumulated in float32, relative to the sum of |products|; (B3)."""
@@ -73,6 +82,26 @@ class Model:
         if self.problem.dot_precision == "tf32x3":
             return gamma * (1 + 2.0**-7) + 3 * U + _TF32X3_OPERANDS
         return gamma
+
+    def fp8_dot(self, k: int) -> float:
+        """The same for fp8 operands, as far as their sums go into one accumulator; (B69)."""
+        n = self.arithmetic.fp8_dot_ulps * _FP8_STEP * math.ceil(k / _FP8_STEP) * U
+        return n / (1.0 - n) if n < 0.5 else math.inf
+
+    def logit_dot(self) -> float:
+        """Error of q k^T, relative to the sum of |products|; (B5), (B69)."""
+        if not self.problem.fp8:
+            return self.dot(self.problem.head_dim)
+        return 0.0 if self.exact_dots else self.fp8_dot(self.problem.head_dim)
+
+    def value_dot(self, keys: int) -> float:
+        """Error of P V and of the loop that adds it up, likewise; (B4), (B69)."""
+        if self.p is None or self.p.format != FORMATS["float8_e4m3fn"]:
+            return self.long_dot(keys, keys)
+        promoted = self.arithmetic.fp8_promoted
+        together = max(1, keys if promoted is None else min(keys, promoted))
+        # Keys that a block begins with may be hidden: one step more.
+        return self.fp8_dot(together + _FP8_STEP) + math.ceil(keys / together) * U
 
     def blocks(self, length: int) -> int:
         """Blocks that a loop over ``length`` keys or queries may take."""
@@ -90,11 +119,12 @@ class Model:
     @property
     def logit(self) -> float:
         """Error of one logit relative to (|q||k|^T): dot, scale, and a pre-scaled operand; (B5)."""
-        own = self.dot(self.problem.head_dim) + (8 if self.problem.softcap else 4) * U
+        own = self.logit_dot() + (8 if self.problem.softcap else 4) * U
+        own += 3 * U if self.problem.fp8 else 0.0  # two scales, and a product of factors; (B68)
         if self.problem.bias or self.problem.alibi:
             own += 2 * U  # the sum is rounded with either; (B60)
         if self.arithmetic.prescaled:
-            own += self.out.unit_roundoff
+            own += self.storage.unit_roundoff
             if self.problem.dot_precision == "tf32":  # s round(q) against round(s q)
                 own += 2 * Cast(TF32, truncates=True).unit
         return self.scale * own + 2 * FLUSH
@@ -102,7 +132,7 @@ class Model:
     @property
     def prescale_tiny(self) -> float:
         """What a pre-scaled operand loses to subnormals, per element; (B5)."""
-        return Cast(self.out).tiny if self.arithmetic.prescaled else 0.0
+        return Cast(self.storage).tiny if self.arithmetic.prescaled else 0.0
 
     def prescale_floor(self, largest_operand: float) -> float:
         """The most that does to one logit; (B5)."""
@@ -122,6 +152,21 @@ class Model:
     def keep_error(self) -> float:
         """Relative error of that factor, and of the product with it; (B62)."""
         return (8 + self.problem.dropout * self.kept) * U if self.problem.dropout else 0.0
+
+    @property
+    def value_error(self) -> float:
+        """Relative error of what P or P V is multiplied by: dropout's factor, v's scale; (B68)."""
+        return self.keep_error + (2 * U if self.problem.fp8 else 0.0)
+
+    @property
+    def p_tiny(self) -> float:
+        """What a P of at most 1 loses to subnormals of the format that it is cast to; (B12)."""
+        return 0.0 if self.p is None else self.p.tiny / self.arithmetic.p_scale
+
+    @property
+    def p_overflow(self) -> float:
+        """From where on a P is beyond that format; (B9)."""
+        return math.inf if self.p is None else self.p.format.overflow / self.arithmetic.p_scale
 
     def sink_error(self, size: Tensor, sink: Tensor) -> Tensor:
         """Error of the exponent of a sink beside keys whose logits are of this size; (B61)."""

@@ -31,7 +31,9 @@ def hull(trial: Trial) -> Iterator[Failure]:
     problem = trial.case.problem
     if part is None or not part.got.numel() or not problem.seqlen_k or problem.dropout:
         return
-    v = trial.pristine.v.float()  # exactly
+    x = trial.pristine
+    _, _, v = trial.terms.operands(problem, x.q, x.k, x.v)
+    v = v if problem.fp8 else v.float()  # exactly
     low, high = _extremes(v, *problem.mask.intervals(problem.seqlen_q, problem.seqlen_k))
     if problem.group > 1:
         low = low.repeat_interleave(problem.group, dim=1)

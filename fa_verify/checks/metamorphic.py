@@ -48,7 +48,7 @@ _LOGIT_SHIFT = 64.0  # moves exp by 2^92: a lost maximum shows
 def permutable_keys(trial: Trial) -> bool:
     """Whether keys may be reordered: no mask nor what knows where a key is, and at least two."""
     p = trial.case.problem
-    placed = p.mask.hides_anything or p.alibi or p.dropout > 0
+    placed = p.mask.hides_anything or p.alibi or p.dropout > 0 or p.scaled_rows > 0
     return not placed and p.seqlen_k > 1 and p.seqlen_q > 0
 
 
@@ -80,6 +80,10 @@ def values_of_one(trial: Trial) -> Iterator[Failure]:
     x = trial.pristine
     problem = dataclasses.replace(trial.case.problem, layout_v=BHSD)
     ones = dataclasses.replace(x, v=torch.ones_like(x.v, memory_format=torch.contiguous_format))
+    terms = trial.terms
+    if x.v_scale is not None:
+        ones = ones.having({"v_scale": torch.ones_like(x.v_scale)})
+        terms = dataclasses.replace(terms, v_scale=ones.v_scale)
     again = other_problem(trial, ones, problem)
     if again is None:
         return
@@ -92,7 +96,7 @@ def values_of_one(trial: Trial) -> Iterator[Failure]:
     expected = due[:, None].expand(second["o"].shape)
     if bool((second["o"] == expected).all()):
         return
-    arithmetic, terms = trial.kernel.arithmetic, trial.terms
+    arithmetic = trial.kernel.arithmetic
     bounded, _ = bounds.bound_forward(problem, arithmetic, ones.q, ones.k, ones.v, terms=terms)
     wrong = apart(expected, second["o"], bounded.det)
     because = f"{how}; a row of weights sums to 1"
@@ -103,10 +107,11 @@ def values_of_one(trial: Trial) -> Iterator[Failure]:
 def has_room_for_shift(trial: Trial) -> bool:
     """Whether further columns of q and k fit, and carry a representable shift of the logits.
 
-    A sink would not move along; whether dropout keeps the same elements, nobody promised.
+    A sink would not move along; whether dropout keeps the same elements, nobody promised. Times
+    the scales of fp8, a column is no such number.
     """
     p = trial.case.problem
-    sizes = p.seqlen_q > 0 and p.seqlen_k > 0 and not (p.sinks or p.dropout)
+    sizes = p.seqlen_q > 0 and p.seqlen_k > 0 and not (p.sinks or p.dropout or p.fp8)
     shifts = sizes and not p.softcap and 1e-3 <= abs(p.scale) <= 64
     return shifts and _shifted_problem(trial) is not None
 

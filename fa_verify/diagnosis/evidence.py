@@ -58,7 +58,7 @@ class Evidence:
 
     Attributes:
         problem: Of one sequence, or one key head of it, when the whole was too large to simulate.
-        q, k, v, do: The inputs; do is None for a forward pass.
+        q, k, v, do: The inputs as float64, of fp8 scaled; do is None for a forward pass.
         terms: What the problem has beside them, in their own formats.
         seen: Observations by name, of what belongs to a sequence and a head.
         whole: Nothing was left out.
@@ -118,23 +118,29 @@ class Evidence:
             k=self.k[one, kv],
             v=self.v[one, kv],
             do=None if self.do is None else self.do[one, group],
-            terms=self.terms.part(one, group),
+            terms=self.terms.part(one, group, kv),
             seen={name: seen.part(one, of[name]) for name, seen in self.seen.items()},
             whole=False,
         )
 
 
 def gather(trial: Trial) -> Evidence:
-    """Collect the evidence of a trial that has run."""
-    problem = trial.case.problem
-    x = {name: tensor.cpu().to(torch.float64) for name, tensor in trial.pristine.named()}
+    """Collect the evidence of a trial that has run.
+
+    Of fp8 it has the numbers themselves: a problem of o's dtype, without scales.
+    """
+    problem, x = trial.case.problem, trial.pristine
+    q, k, v = (
+        tensor.cpu().to(torch.float64) for tensor in trial.terms.operands(problem, x.q, x.k, x.v)
+    )
+    none = dict.fromkeys(("q_scale", "k_scale", "v_scale"))
     found = Evidence(
-        problem=problem,
-        q=x["q"],
-        k=x["k"],
-        v=x["v"],
-        do=x.get("do"),
-        terms=trial.terms.to("cpu"),
+        problem=dataclasses.replace(problem, fp8=""),
+        q=q,
+        k=k,
+        v=v,
+        do=None if x.do is None else x.do.cpu().to(torch.float64),
+        terms=dataclasses.replace(trial.terms.to("cpu"), **none),
         seen={
             name: _observation(trial, part)
             for name, part in comparisons(trial).items()

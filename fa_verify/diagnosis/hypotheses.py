@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.diagnosis import rows, terms
+from fa_verify.diagnosis import rows, scales, terms
 from fa_verify.diagnosis import splits as split_keys
 from fa_verify.diagnosis.addressing import read_by, written_by
 from fa_verify.diagnosis.factors import fitted, multiples, scale_in_lse
@@ -55,6 +55,9 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         return
     problem, config = evidence.problem, trial.execution.config
     predict = Forward(trial, evidence)
+    if evidence.whole and trial.case.problem.fp8:
+        for text, loaded in scales.slips(trial):
+            yield Hypothesis(text, functools.partial(predict, loaded=loaded))
     if evidence.whole:
         yield from _forward_addresses(trial, predict)
     yield from _by_values(evidence, predict.right.values)
@@ -125,14 +128,23 @@ def _forward_addresses(trial: Trial, predict: Forward) -> Iterator[Hypothesis]:
         ),
     ):
         crossed = {
-            "k": functools.partial(read_by, x.k.cpu(), of_k),
-            "v": functools.partial(read_by, x.v.cpu(), of_v),
+            name: functools.partial(_read_scaled, trial, name, wrong)
+            for name, wrong in (("k", of_k), ("v", of_v))
         }
         yield Hypothesis(text, functools.partial(predict, loaded=crossed), addressing=True)
-    for sentence, name, loaded in loads(x, ("q", "k", "v")):
+    for sentence, name, load in loads(x, ("q", "k", "v")):
+
+        def loaded(name: str = name, load: Callable[[], torch.Tensor] = load) -> torch.Tensor:
+            return scales.scaled(trial, name, load())
+
         yield Hypothesis(
             sentence, functools.partial(predict, loaded={name: loaded}), addressing=True
         )
+
+
+def _read_scaled(trial: Trial, name: str, wrong: tuple[int, ...]) -> torch.Tensor:
+    stored = getattr(trial.pristine, name)
+    return scales.scaled(trial, name, read_by(stored.cpu(), wrong))
 
 
 def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:

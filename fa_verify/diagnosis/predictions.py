@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from fa_verify.diagnosis import model
+from fa_verify.diagnosis import model, scales
 from fa_verify.diagnosis import splits as split_keys
 from fa_verify.diagnosis.addressing import read_by
 from fa_verify.diagnosis.hypothesis import Hypothesis, Prediction
@@ -34,14 +34,14 @@ def _declared(trial: Trial, problem: Problem, knobs: Knobs) -> Knobs:
     arithmetic = trial.kernel.arithmetic
     return dataclasses.replace(
         knobs,
-        p_dtype=knobs.p_dtype or _format(arithmetic.p_dtype, problem),
-        ds_dtype=knobs.ds_dtype or _format(arithmetic.ds_dtype, problem),
+        p_dtype=knobs.p_dtype or _format(arithmetic.p_dtype, trial.case.problem),
+        ds_dtype=knobs.ds_dtype or _format(arithmetic.ds_dtype, trial.case.problem),
         tf32=knobs.tf32 or (_tf32(trial) if problem.dot_precision == "tf32" else ""),
     )
 
 
 def _format(declared: str, problem: Problem) -> str:
-    form = problem.dtype if declared == "input" else declared
+    form = problem.storage if declared == "input" else declared
     return "" if form == "float32" else form
 
 
@@ -54,7 +54,10 @@ def _past_the_last(trial: Trial, problem: Problem, knobs: Knobs) -> dict[str, to
     if not bool((model.key_heads(problem, knobs) >= problem.heads_kv).any()):
         return {}
     given = {"k": trial.pristine.k.cpu(), "v": trial.pristine.v.cpu()}
-    return {name: read_by(x, x.stride(), heads=problem.heads_q) for name, x in given.items()}
+    return {
+        name: scales.scaled(trial, name, read_by(x, x.stride(), heads=problem.heads_q))
+        for name, x in given.items()
+    }
 
 
 def _by_query_head(

@@ -15,6 +15,7 @@ from fa_verify.distribution import tables
 from fa_verify.distribution.corners import PLAIN
 from fa_verify.distribution.gaps import with_gaps
 from fa_verify.distribution.placement import placed
+from fa_verify.distribution.scales import with_scales
 from fa_verify.distribution.tables import DIFFERENT_LAYOUTS, LARGE, MAX_WORK
 from fa_verify.distribution.terms import with_terms
 from fa_verify.errors import InvalidInputError
@@ -64,12 +65,13 @@ def sample(
     reason = None
     for tried in range(_TRIES):
         former = rng if form is None else random.Random(form)  # noqa: S311
-        drawing = _Drawing(rng, former, space, corner if tried < _PATIENCE else PLAIN)
+        corner = corner if tried < _PATIENCE else PLAIN
+        drawing = _Drawing(rng, former, space, corner)
         case = drawing.case(spread or (rng.random(), rng.random()))
         c = space.capabilities
+        case = with_scales(case, c, corner, form)
         reason = None if c is None else c.reason_against(case.problem)
         if reason is None:
-            corner = corner if tried < _PATIENCE else PLAIN
             return with_terms(with_gaps(case, c, corner, form), c, corner, form)
         spread = None
         form = form and f"{form}'"

@@ -65,7 +65,7 @@ def _compact(case: Case) -> bool:
 def _traits(case: Case) -> Iterator[tuple[object, ...]]:
     """What decides registers, shared memory and which instructions there are."""
     p = case.problem
-    dtype = (p.dtype, p.dot_precision if p.dtype == "float32" else "")
+    dtype = (p.storage, p.dtype, p.dot_precision if p.dtype == "float32" else "")
     width = (max(p.head_dim, p.head_dim_v) - 1).bit_length()
     yield "pass", case.backward, *dtype
     yield "width", width, *dtype

@@ -9,6 +9,7 @@ from fa_verify.aspects import pairs
 from fa_verify.distribution.corners import CORNERS, MODEST, PLAIN
 from fa_verify.distribution.drawing import sample
 from fa_verify.distribution.gaps import GAP_CORNERS
+from fa_verify.distribution.scales import SCALE_CORNERS
 from fa_verify.distribution.space import Space
 from fa_verify.distribution.tables import CANDIDATES, FIRST
 from fa_verify.distribution.terms import TERM_CORNERS
@@ -99,7 +100,7 @@ def _corner(index: int, corners: Sequence[Corner]) -> Corner:
 
 def _corners(space: Space, *, formed: bool) -> list[Corner]:
     """The corners that the space has; those of a form only where forms are free."""
-    every = (*CORNERS, *TERM_CORNERS, *GAP_CORNERS)
+    every = (*CORNERS, *TERM_CORNERS, *GAP_CORNERS, *SCALE_CORNERS)
     return [c for c in every if _has(space, c) and not (formed and c.of_a_form)]
 
 
@@ -111,6 +112,7 @@ def _has(space: Space, corner: Corner) -> bool:
         "LAYOUTS": c is None or c.layouts,
         "EDGE_LENGTHS": c is None or c.empty,
         "TERMS": c is not None and any(getattr(c, name) for name in corner.kept("TERMS")),
+        "FP8": c is not None and any(map(c.takes_scales, corner.kept("FP8"))),
         "DOCUMENTS": c is not None and c.documents,
         "PATTERNS": c is not None and bool(set(c.patterns) & set(corner.kept("PATTERNS"))),
     }

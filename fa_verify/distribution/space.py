@@ -9,6 +9,7 @@ from fa_verify.distribution.tables import (
     BACKWARD,
     DOT_PRECISIONS,
     DTYPES,
+    FP8,
     HEADS,
     MASKS,
     T,
@@ -63,7 +64,7 @@ class Space:
         """
         c = capabilities
         every = tuple(range(1, 257))
-        gradients = c is None or c.backward
+        gradients = c is None or (c.backward and "" in c.fp8)  # of fp8 there are none
         if backward and not gradients:
             msg = "backward=True: the capabilities declare no backward; use backward=None or False"
             raise InvalidInputError(msg)
@@ -89,6 +90,13 @@ class Space:
             backward=BACKWARD if backward is None and gradients else float(bool(backward)),
             max_elements=max_elements,
         )
+
+    @property
+    def simplest_fp8(self) -> str:
+        """What of `Problem.fp8` is allowed and asks least."""
+        c = self.capabilities
+        every = ("", *(name for name, _ in FP8))
+        return next(fp8 for fp8 in every if c is None or c.takes_scales(fp8))
 
     def fit_head_dim(self, wanted: int, *, of_v: bool = False) -> int:
         """The largest allowed head_dim up to the one wanted, or else the smallest."""

@@ -130,6 +130,17 @@ BIAS_LAYOUTS: Table[str] = (
     *(("padded heads", 10), ("spread", 5), ("sbhd", 10), ("huge", 2)),
 )
 
+# Of a kernel that takes fp8: scales of what, their values, and how many of its cases have fp8 if it
+# takes other operands too.
+FP8: Table[str] = (
+    *(("tensor", 25), ("head", 25), ("block16", 10), ("block32", 8), ("block64", 16)),
+    *(("block128", 12), ("block256", 4)),
+)
+SCALE_VALUES: Table[str] = (
+    *(("uneven", 35), ("coarse", 30), ("even", 15), ("powers", 12), ("ones", 8)),
+)
+WITH_FP8 = 0.4
+
 # Of a kernel that declares packed documents, or masks with gaps: how many of its cases have them,
 # and most queries x keys of a mask with gaps, each of which is looked at.
 PACKED = 0.2

@@ -11,7 +11,7 @@ import torch
 
 from fa_verify.errors import InvalidInputError
 from fa_verify.inputs.buffers import lay_out, overwrite
-from fa_verify.inputs.tensors import OF_HEADS, has_batch, layout_of
+from fa_verify.inputs.tensors import OF_HEADS, SCALES, has_batch, layout_of
 from fa_verify.values import Facts
 
 if TYPE_CHECKING:
@@ -66,12 +66,14 @@ def perturb_hidden(
         return inputs, torch.zeros(p.seqlen_q, dtype=torch.bool)
     changed = ~p.mask.allowed(p.seqlen_q, p.seqlen_k, slice(row, row + 1))[0]
     keeps = torch.from_numpy(_blind_to(p, changed))
-    largest = Facts.of(p.dtype, 1.0).largest
+    largest = Facts.of(p.storage, 1.0).largest
     # q k' and do v' stay finite in float32: inf - inf in a masked tile is no fault of a kernel.
     reach = 2.0**112 / max(1.0, abs(p.scale))
     below = abs(masked_logit) / 4 / max(2.0**-126, abs(p.scale))
-    size_k = min(largest, min(reach, below) / (_magnitude(inputs.q) * p.head_dim))
-    size_v = min(largest, reach / (_magnitude(inputs.do) * p.head_dim_v))
+    of_k = _magnitude(inputs.q) * _magnitude(inputs.q_scale) * _magnitude(inputs.k_scale)
+    size_k = min(largest, min(reach, below) / (of_k * p.head_dim))
+    of_v = _magnitude(inputs.do) * _magnitude(inputs.v_scale)
+    size_v = min(largest, reach / (of_v * p.head_dim_v))
     where = torch.from_numpy(changed).to(inputs.k.device)
     new = {}
     for name, size in (("k", size_k), ("v", size_v)):
@@ -97,13 +99,18 @@ def _blind_to(p: Problem, keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 def _magnitude(tensor: Tensor | None) -> float:
     if tensor is None or tensor.numel() == 0:
         return 1.0
-    return max(1.0, float(tensor.abs().max()))
+    return max(1.0, float(_wide(tensor).abs().max()))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Of fp8, which has no arithmetic, float32."""
+    return tensor.float() if tensor.element_size() == 1 else tensor
 
 
 def permute_keys(inputs: Inputs, order: Sequence[int]) -> Inputs:
     """Key and value rows in another order: nothing but rounding may change where no mask is.
 
-    Nor a term that knows where a key is, as ALiBi and dropout do.
+    Nor what knows where a key is, as ALiBi, dropout and scales of rows do.
     """
     index = torch.as_tensor(order, device=inputs.k.device)
     if sorted(order) != list(range(inputs.k.shape[2])):
@@ -141,7 +148,7 @@ def permute_batch_heads(
     head_order = tuple(h * group + member for h in kv_head_order for member in range(group))
     moved = {}
     for name, tensor in inputs.named():
-        heads = kv_head_order if name in ("k", "v") else head_order
+        heads = kv_head_order if name[0] in "kv" else head_order
         b = torch.as_tensor(batch_order, device=tensor.device)
         h = torch.as_tensor(heads, device=tensor.device)
         if name in OF_HEADS:
@@ -188,11 +195,12 @@ def among_others(
     other = dataclasses.replace(case, problem=dataclasses.replace(case.problem, batch=batch))
     tensors = {}
     for name, tensor in inputs.named():
-        own = tensor.cpu()
+        own = _wide(tensor.cpu())
         if has_batch(case, name):
             own = own[batch_index : batch_index + 1]
             mates = -own.flip(2).expand(batch, *own.shape[1:])
             mates[mates == torch.inf] = 0.0  # where a bias hides a key
+            mates = mates.abs() if name in SCALES else mates
             mates[place] = own[0]
             own = mates
         layout = layout_of(case, name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fa_verify.scales import scaled
 from fa_verify.values import DO_FAMILIES, QK_FAMILIES, TERM_FAMILIES, V_FAMILIES, Facts, stream
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ REPEATS = 1 << 27
 
 
 def elements(case: Case) -> dict[str, npt.NDArray[np.float64]]:
-    """The float64 elements of each tensor, before rounding; finite in the storage dtype.
+    """The float64 elements of each tensor, before rounding; finite as they are stored.
 
     But for -inf in a bias and among sinks. Of a case whose sequences repeat, only those of one
     `period`.
     """
     p, values = dataclasses.replace(case.problem, batch=period(case)), case.values
-    facts = Facts.of(p.dtype, p.scale)
+    facts = Facts.of(p.storage, p.scale)
     q, k = QK_FAMILIES[values.qk](stream(case.seed, "qk"), p.shape_q, p.shape_k, facts)
     arrays = {
         "q": q * values.logits,
@@ -38,6 +39,12 @@ def elements(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     }
     if case.backward:
         arrays["do"] = DO_FAMILIES[values.do](stream(case.seed, "do"), p.shape_o, facts)
+    if p.fp8:
+        rng = stream(case.seed, "scales")
+        for name in "qkv":
+            stored = scaled(p, name, arrays[name], values.scales, rng)
+            arrays[name], arrays[f"{name}_scale"] = stored
+        return arrays | _terms(case, p, facts)
     for array in arrays.values():
         np.clip(array, -facts.largest, facts.largest, out=array)
     return arrays | _terms(case, p, facts)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OF_HEADS",
+    "SCALES",
     "Inputs",
     "duplicate",
     "fingerprint",
@@ -32,11 +33,12 @@ __all__ = [
 ]
 
 OF_HEADS = ("alibi_slopes", "sinks")  # a number a query head, whatever the sequence
+SCALES = ("q_scale", "k_scale", "v_scale")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What a kernel is handed: strided views (batch, heads, seqlen, head_dim) in the storage dtype.
+    """What a kernel is handed: strided views (batch, heads, seqlen, head_dim) as they are stored.
 
     Attributes:
         q: (batch, heads_q, seqlen_q, head_dim).
@@ -47,6 +49,7 @@ class Inputs:
         alibi_slopes: (heads_q,) float32.
         sinks: (heads_q,) float32.
         dlse: (batch, heads_q, seqlen_q) float32; None for a forward pass too.
+        q_scale: Of an fp8 q, `Problem.shape_scale` float32; k_scale, v_scale likewise.
         dropout_seed: What the kernel's random numbers come from.
     """
 
@@ -58,11 +61,14 @@ class Inputs:
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
     dlse: Tensor | None = None
+    q_scale: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
     dropout_seed: int | None = None
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """Each tensor there is, with its name."""
-        for name in ("q", "k", "v", "do", "bias", "alibi_slopes", "sinks", "dlse"):
+        for name in ("q", "k", "v", "do", "bias", "alibi_slopes", "sinks", "dlse", *SCALES):
             tensor = getattr(self, name)
             if tensor is not None:
                 yield name, tensor
@@ -73,7 +79,8 @@ class Inputs:
 
     def terms(self, *, backward: bool) -> dict[str, Tensor | int]:
         """What a kernel's forward (or backward) is handed beside q, k, v and do."""
-        names = ("bias", "alibi_slopes", "sinks", "dropout_seed", *(("dlse",) if backward else ()))
+        names = ["bias", "alibi_slopes", "sinks", "dropout_seed", *SCALES]
+        names += ["dlse"] if backward else []
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
 
@@ -100,6 +107,8 @@ def materialise(case: Case, device: str = "cpu") -> Inputs:
 
 def has_batch(case: Case, name: str) -> bool:
     """Whether a tensor has elements of its own for each sequence."""
+    if name in SCALES:
+        return case.problem.fp8 != "tensor"
     return "b" in case.problem.bias if name == "bias" else name not in OF_HEADS
 
 
@@ -110,9 +119,9 @@ def layout_of(case: Case, name: str) -> Layout:
 
 
 def _dtype(case: Case, name: str) -> torch.dtype:
-    if name in OF_HEADS or name == "dlse":
+    if name in (*OF_HEADS, *SCALES, "dlse"):
         return torch.float32
-    dtype = getattr(torch, case.problem.dtype)
+    dtype = getattr(torch, case.problem.storage if name in "qkv" else case.problem.dtype)
     assert isinstance(dtype, torch.dtype)  # noqa: S101  # for mypy; Problem validated the name
     return dtype
 

@@ -98,7 +98,7 @@ def traits(case: Case) -> Iterator[str]:
     """What a kernel may branch on, and what a defect may need to show."""
     p, mask = case.problem, case.problem.mask
     yield f"pass {case.backward}"
-    yield f"dtype {p.dtype} {p.dot_precision if p.dtype == 'float32' else ''}"
+    yield f"dtype {p.precision} {p.fp8}"
     yield f"softcap {p.softcap > 0}"
     yield f"scale {(p.scale > 0) - (p.scale < 0)}"
     yield f"right {mask.causal or mask.window_right is not None}"

@@ -55,7 +55,7 @@ class Group:
 
     Attributes:
         kernel: Its name (its target where two kernels share a name).
-        precision: "float16", "bfloat16", "float32/ieee", "float32/tf32" or "float32/tf32x3".
+        precision: `Problem.precision`: "float16", "float32/tf32", "float8_e4m3fn/bfloat16".
         direction: "fwd", "bwd", or "" for both.
         counts: Cases by verdict, every verdict present.
         tensors: By name, in the order o, lse, dq, dk, dv; only those that were compared.

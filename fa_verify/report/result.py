@@ -37,10 +37,8 @@ class Result:
 
     @property
     def precision(self) -> str:
-        """The dtype, and for float32 the precision asked of its dots: "float32/tf32"."""
-        problem = self.case.problem
-        dot = f"/{problem.dot_precision}" if problem.dtype == "float32" else ""
-        return problem.dtype + dot
+        """The dtype, and what else decides roundings: "float32/tf32", "float8_e4m3fn/bfloat16"."""
+        return self.case.problem.precision
 
     @property
     def direction(self) -> Literal["fwd", "bwd"]:
@@ -100,6 +98,7 @@ def features(case: Case) -> frozenset[str]:
         "seqlen_q != seqlen_k": p.seqlen_q != p.seqlen_k,
         "empty sequence": min(p.seqlen_q, p.seqlen_k) == 0,
         **dict.fromkeys(p.terms, True),
+        "fp8": bool(p.fp8),
         "strided layouts": any(str(layout) not in ("bhsd", "bshd") for layout in layouts),
     }
     return frozenset(name for name, there in present.items() if there)

@@ -14,7 +14,7 @@ Array = npt.NDArray[np.float64]
 Shape = tuple[int, int, int, int]
 Pair = tuple[Array, Array]
 Rng = np.random.Generator
-_TENSORS = ("qk", "v", "do", "bias", "slopes", "sinks", "dlse", "dropout")
+_TENSORS = ("qk", "v", "do", "bias", "slopes", "sinks", "dlse", "dropout", "scales")
 _WIDE_TOP = 2.0**112  # 2^16 products of this with numbers near 1 stay below float32's 2^128
 
 
@@ -36,19 +36,20 @@ class Facts:
 
     @classmethod
     def of(cls, dtype: str, scale: float) -> Facts:
-        """The facts of "float16", "bfloat16" or "float32".
+        """The facts of "float16", "bfloat16", "float32" or "float8_e4m3fn".
 
         >>> Facts.of("float16", 1.0).largest
         65504.0
         """
-        precision, least, most = {
-            "float16": (11, -14, 15),
-            "bfloat16": (8, -126, 127),
-            "float32": (24, -126, 127),
+        precision, least, largest = {
+            "float16": (11, -14, 65504.0),
+            "bfloat16": (8, -126, (2.0 - 2.0**-7) * 2.0**127),
+            "float32": (24, -126, (2.0 - 2.0**-23) * 2.0**127),
+            "float8_e4m3fn": (4, -6, 448.0),
         }[dtype]
         return cls(
             scale=scale,
-            largest=(2.0 - 2.0 ** (1 - precision)) * 2.0**most,
+            largest=largest,
             smallest_normal=2.0**least,
             unit_roundoff=2.0**-precision,
         )

@@ -21,6 +21,8 @@ import numpy as np
 from fa_verify.ttir.numbers.floats import fma
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fa_verify.ttir.numbers.floats import Array
 
 
@@ -85,13 +87,46 @@ def fused_dot(
     Returns:
         (..., M, N) float32.
     """
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return _chain(a, b, c, unit, smallest, half=half)
+    # Tiles at the end of a tensor are mostly zeros, whose products change nothing.
+    lead = tuple(range(a.ndim - 2))
+    rows, columns = (np.asarray(x.any((*lead, axis))) for x, axis in ((a, -1), (b, -2)))
+    terms = np.asarray(a.any((*lead, -2)) & b.any((*lead, -1)))
+    if rows.all() and columns.all():
+        return _chain(a, b, c, unit, smallest, half=half, terms=terms)
+    shape = np.broadcast_shapes(c.shape, a[..., :1].shape, b[..., :1, :].shape)
+    total = np.zeros(shape, np.float32)
+    if c.any():
+        none = np.zeros(a.shape[-1], np.bool_)
+        total = _chain(a, b, c, unit, smallest, half=half, terms=none)
+    if terms.any():
+        at = np.ix_(*map(np.arange, shape[:-2]), rows, columns)
+        some = (a[..., rows, :], b[..., columns], np.broadcast_to(c, shape)[at])
+        total[at] = _chain(*some, unit, smallest, half=half, terms=terms)
+    return total
+
+
+def _chain(
+    a: Array,
+    b: Array,
+    c: Array,
+    unit: Unit,
+    smallest: tuple[int, int],
+    *,
+    half: bool,
+    terms: Array | None = None,
+) -> Array:
+    """The same, term by term; terms says which along k are not all zero."""
     ea, eb = _exponents(a, smallest[0]), _exponents(b, smallest[1])
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     shape = np.broadcast_shapes(c.shape, wide_a[..., :1].shape, wide_b[..., :1, :].shape)
     total = np.ascontiguousarray(np.broadcast_to(c, shape)).astype(np.float32)
     product, top, sums = np.empty(shape), np.empty(shape, np.int16), np.empty(shape, np.int16)
     for start in range(0, a.shape[-1], unit.width):
-        group = range(start, min(start + unit.width, a.shape[-1]))
+        group: Sequence[int] = range(start, min(start + unit.width, a.shape[-1]))
+        if terms is not None:
+            group = [k for k in group if terms[k]]
         top[...] = _exponents(total, -14 if half else -126)
         for k in group:
             np.add(ea[..., k, None], eb[..., k, None, :], out=sums)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import multiprocessing
 import os
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -26,7 +29,7 @@ from fa_verify.errors import InvalidInputError
 from fa_verify.trial import Trial
 from fa_verify.verdict import Verdict
 from fa_verify.zoo import defects, operators, table
-from fa_verify.zoo.oracles import ORACLES, flags
+from fa_verify.zoo.oracles import flags
 from fa_verify.zoo.outcomes import Outcome, named, place, totals
 
 if TYPE_CHECKING:
@@ -174,10 +177,14 @@ def selftest(
         campaign.run(kernels, plan, _Seen(subjects, console))
         outcomes = [subject.outcome() for subject in subjects.values()]
         if others:
-            outcomes = [
-                msgspec.structs.replace(outcome, others=_others(subject, seed))
-                for outcome, subject in zip(outcomes, subjects.values(), strict=True)
-            ]
+            asked = [(where, _asked(x, seed)) for where, x in subjects.items()]
+            context = multiprocessing.get_context("forkserver")
+            with ProcessPoolExecutor(workers, mp_context=context) as pool:
+                found = pool.map(_others, *zip(*asked, strict=True))
+                outcomes = [
+                    msgspec.structs.replace(outcome, others=flagged)
+                    for outcome, flagged in zip(outcomes, found, strict=True)
+                ]
     if target is None and not only:
         outcomes += _gaps()
     bad = [outcome for outcome in outcomes if outcome.bad]
@@ -191,17 +198,24 @@ def selftest(
     return 1 if bad else 0
 
 
-def _others(subject: _Subject, seed: int) -> dict[str, bool]:
-    """Which other oracles flag what failed here, or any of a right kernel's first cases."""
-    cases = distribution.draw(seed, _CASES_OF_RIGHT, subject.kernel.takes)
+def _asked(subject: _Subject, seed: int) -> list[str]:
+    """What other oracles are asked about: what failed here, or a right kernel's first cases."""
     if subject.failed is not None:
-        cases = [Case.parse(subject.failed.case)]
-    elif subject.expected.tag != "right":
-        return {}
-    found = dict.fromkeys(ORACLES, False)
+        return [subject.failed.case]
+    if subject.expected.tag != "right":
+        return []
+    cases = distribution.draw(seed, _CASES_OF_RIGHT, subject.kernel.takes)
+    return [str(case) for case in cases]
+
+
+def _others(target: str, cases: Sequence[str]) -> dict[str, bool]:
+    """Which other oracles flag any of these cases; runs in a process of its own."""
+    torch.set_num_threads(1)
+    (kernel,) = loader.load(target)
+    found: dict[str, bool] = {}
     for case in cases:
-        trial = Trial(subject.kernel, case, Setup(), CpuBackend(seconds=_TIMEOUT))
-        found = {name: found[name] or flag for name, flag in flags(trial).items()}
+        trial = Trial(kernel, Case.parse(case), Setup(), CpuBackend(seconds=_TIMEOUT))
+        found = {name: found.get(name, False) or flag for name, flag in flags(trial).items()}
     return found
 
 

@@ -1,7 +1,8 @@
 """What the rules of other projects say of the same outputs: which would have flagged a case.
 
-Each compares o and the gradients, as its project does, with the float64 reference; none looks at
-lse or at memory. A rule that needs plain PyTorch's error says nothing where `rule_2x` has none.
+Each compares o, dq, dk and dv, as its project does, with the float64 reference; none looks at lse
+or at memory, or is asked about gradients of a bias or of sinks. A rule that needs plain PyTorch's
+error says nothing where `rule_2x` has none.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def flags(trial: Trial) -> dict[str, bool]:
     if trial.execution.error:
         return dict.fromkeys(ORACLES, True)
     problem = trial.case.problem
-    parts = {name: part for name, part in comparisons(trial).items() if name != "lse"}
+    parts = {name: part for name, part in comparisons(trial).items() if name in _TIMES}
     over = {name: 2.0 * value for name, value in rule_2x(trial, parts).items()}
     rtol = _RTOL[problem.dtype]
     reduced = max(problem.seqlen_k, problem.head_dim)

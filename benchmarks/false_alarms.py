@@ -5,9 +5,10 @@
 
 `run` gives each GPU the project's kernels and PyTorch's attention on all its backends, and the CPU
 the project's kernels on the executor, emulators of other rounding choices and PyTorch's CPU
-kernels, all at the same time; records are compressed into OUT, with `totals.md` and a line for
-every case that is not a pass. `totals` adds up the runs in several folders. Exits with 1 if a case
-failed or the harness broke.
+kernels, all at the same time; `--also` adds targets, e.g. public Triton kernels that are importable
+(right_implementations/public_triton.py). Records are compressed into OUT, with `totals.md` and a
+line for every case that is not a pass. `totals` adds up the runs in several folders. Exits with 1
+if a case failed or the harness broke.
 """
 
 from __future__ import annotations
@@ -28,18 +29,22 @@ import torch
 
 from fa_verify.record import CaseRecord, read
 
-SDPA = "benchmarks/right_implementations/sdpa.py"
-ON_A_CARD = (
-    "kernels/flash_attention.py",
-    *(
-        f"{SDPA}:sdpa_{name}"
-        for name in ("math", "math_gqa", "efficient", "flash", "flash_gqa", "cudnn")
-    ),
+HERE = "benchmarks/right_implementations"
+SDPA = (
+    *("math", "math_gqa", "efficient", "efficient_gqa", "flash", "flash_gqa"),
+    *("cudnn", "cudnn_masks", "cudnn_gradients"),
 )
+ON_A_CARD = ("kernels/flash_attention.py", *(f"{HERE}/sdpa.py:sdpa_{name}" for name in SDPA))
+COMPILED = tuple(f"{HERE}/flex.py:{name}" for name in ("flex", "flex_forward"))
 ON_THE_CPU = (
     "kernels/flash_attention.py",
-    "benchmarks/right_implementations/emulated.py",
-    *(f"{SDPA}:sdpa_{name}" for name in ("math", "math_gqa", "flash_cpu", "flash_cpu_float32")),
+    f"{HERE}/emulated.py",
+    f"{HERE}/varied.py",
+    f"{HERE}/flex.py:flex_uncompiled",
+    *(
+        f"{HERE}/sdpa.py:sdpa_{name}"
+        for name in ("math", "math_gqa", "flash_cpu", "flash_cpu_float32")
+    ),
 )
 _GRACE = 45.0  # seconds for the last cases and the report; what is recorded by then counts
 _CASES_A_FILE = 60_000  # some 11 MB compressed
@@ -71,14 +76,20 @@ def run(options) -> int:
     with tempfile.TemporaryDirectory() as work:
         parts = {}
         for index, gpu in enumerate(gpus):
-            how = ("--backend", "cuda", "-n", str(options.card_workers))
-            folder = Path(work) / f"card{gpu}"
-            seed = options.seed * 8 + index
-            parts[folder] = _start(folder, ON_A_CARD, how, options.seconds, seed, gpu)
+            for name, targets, workers in (
+                ("card", (*ON_A_CARD, *options.also), options.card_workers),
+                ("compiled", COMPILED, options.compiling_workers),
+            ):
+                how = ("--backend", "cuda", "-n", str(workers))
+                folder = Path(work) / f"{name}{gpu}"
+                seed = options.seed * 8 + index
+                if workers:
+                    parts[folder] = _start(folder, targets, how, options.seconds, seed, gpu)
         if options.cpu_workers:
             how = ("--backend", "cpu", "-n", str(options.cpu_workers))
             folder = Path(work) / "cpu"
-            parts[folder] = _start(folder, ON_THE_CPU, how, options.seconds, options.seed * 8, "")
+            targets = (*ON_THE_CPU, *options.also)
+            parts[folder] = _start(folder, targets, how, options.seconds, options.seed * 8, "")
         end = time.monotonic() + options.seconds + _GRACE
         for folder, process in parts.items():
             try:
@@ -150,7 +161,9 @@ def main() -> None:
     runs.add_argument("--seconds", type=float, default=480.0)
     runs.add_argument("--seed", type=int, default=1)
     runs.add_argument("--card-workers", type=int, default=12, help="for each GPU")
+    runs.add_argument("--compiling-workers", type=int, default=4, help="flex_attention's, likewise")
     runs.add_argument("--cpu-workers", type=int, default=4)
+    runs.add_argument("--also", nargs="*", default=(), help="targets, of card and CPU")
     runs.add_argument("--no-card", dest="card", action="store_false")
     runs.set_defaults(action=run)
     adds = commands.add_parser("totals")

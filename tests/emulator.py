@@ -357,7 +357,7 @@ class Emulator:
             added = torch.where(own == -math.inf, 0.0, self._exp_difference(own, safe, factor))
             m, total, acc = top, total * share + added, acc * share
         m = torch.where(m == -math.inf, 0.0, m)
-        o = torch.where(total > 0, acc / total, 0.0) * (
+        o = torch.where(total > 0, self._normalised(acc, total), 0.0) * (
             1.001 if "0.1% too much" in self.bugs else 1
         )
         log2e, ln2 = torch.tensor(LOG2E, dtype=F32), torch.tensor(math.log(2), dtype=F32)
@@ -369,8 +369,17 @@ class Emulator:
             lse = (m * factor + torch.log2(total)) * ln2
         if "lse in base 2" in self.bugs:
             lse = lse * log2e
-        o = _flush(o).to(native)
+        o = self._stored(native, o)
         return o.reshape(problem.shape_o), lse.reshape(problem.shape_lse)
+
+    def _normalised(self, acc: Tensor, total: Tensor) -> Tensor:
+        return acc / total
+
+    def _stored(self, native: torch.dtype, o: Tensor) -> Tensor:
+        return _flush(o).to(native)
+
+    def _delta(self, do: Tensor, o: Tensor) -> Tensor:
+        return _flush((do * o).sum(-1, keepdim=True))
 
     def _cast_p(self, native: torch.dtype, p: Tensor) -> Tensor:
         if "P in fp8" in self.bugs:
@@ -411,7 +420,7 @@ class Emulator:
         else:
             y = s - lsef * log2e
         p = torch.where(allowed, self._exp2(y), 0.0)
-        delta = _flush((dof * of).sum(-1, keepdim=True))
+        delta = self._delta(dof, of)
         if "no delta" in self.bugs:
             delta = torch.zeros_like(delta)
         bare = delta
@@ -474,8 +483,11 @@ class Emulator:
                 continue
             if "dbias of one row" in self.bugs and size > 1:
                 total = total.narrow(axis, 0, 1)
-            total = total.sum(axis, keepdim=True)
+            total = self._summed(total, axis)
         return total
+
+    def _summed(self, x: Tensor, axis: int) -> Tensor:
+        return x.sum(axis, keepdim=True)
 
     def _sink_gradient(
         self, problem: Problem, sinks: Tensor, lse: Tensor, delta: Tensor, bare: Tensor

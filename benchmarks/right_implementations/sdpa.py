@@ -1,9 +1,10 @@
 """PyTorch's scaled_dot_product_attention as kernels: one for each of its backends.
 
 Each calls the public function under `sdpa_kernel`, so a problem that PyTorch refuses is
-`unsupported`; `expressible` only keeps the draw to what a backend may take. Under autograd PyTorch
-adds the gradients of a group's query heads in the input dtype, each rounded on its own, which no
-`Arithmetic` declares: heads are grouped in the forward-only kernels alone.
+`unsupported`; `expressible` only keeps the draw to what a backend may take. A bias is `attn_mask`;
+where a mask hides keys beside it, it is -inf there. Under autograd PyTorch adds the gradients of a
+group's query heads in the input dtype, each rounded on its own, which no `Arithmetic` declares:
+heads are grouped in the forward-only kernels alone. So it does with a bias that is shared.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from fa_verify import Arithmetic, Capabilities, Kernel, Outputs
+from fa_verify import Arithmetic, Capabilities, Kernel, Mask, Outputs, patterns
 
 __all__ = [
     "sdpa_cudnn",
+    "sdpa_cudnn_gradients",
+    "sdpa_cudnn_masks",
     "sdpa_efficient",
+    "sdpa_efficient_gqa",
     "sdpa_flash",
     "sdpa_flash_cpu",
     "sdpa_flash_cpu_float32",
@@ -28,17 +32,20 @@ __all__ = [
 ]
 
 
-def _forward(backend, problem, q, k, v):
+def _forward(backend, problem, q, k, v, bias=None):
     """O by one backend, and its lse as it saved it for the backward pass, where it did."""
     if not q.requires_grad:
         q = q.detach().requires_grad_()
     mask = problem.mask
+    # PyTorch takes the flag, of a diagonal that begins at the first key, or a tensor.
     from_the_first = mask.alignment == "top-left" or problem.seqlen_q == problem.seqlen_k
-    plain = mask.causal and mask.window_left is None and from_the_first
+    plain = from_the_first and bias is None and mask == Mask(causal=True, alignment=mask.alignment)
     allowed = None
     if mask.hides_anything and not plain:
         allowed = mask.allowed(problem.seqlen_q, problem.seqlen_k)
         allowed = torch.from_numpy(allowed).to(q.device)
+    if bias is not None:
+        allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
     with sdpa_kernel(backend):
         o = scaled_dot_product_attention(
             q,
@@ -65,6 +72,7 @@ def _saved_lse(o, problem):
     return None
 
 
+_BIAS = ("b", "h", "q", "k", "bh", "bq", "bk", "hq", "hk", "qk", "bhq", "bhk", "bqk", "hqk", "bhqk")
 _GRID = 65_535  # CUDA's limit on the second and third axes of a grid
 
 
@@ -103,6 +111,16 @@ def _kernel(name, backend, arithmetic, *, gradients, **takes):
     )
 
 
+def _masks_by_tensor(*, bias):
+    """What a mask tensor can say; a bias in all axes, or in some."""
+    return {
+        "window": True,
+        "documents": True,
+        "patterns": patterns.NAMES,
+        "bias": _BIAS if bias == "any" else ("bhqk",),
+    }
+
+
 def _math(name, *, gradients):
     """Everything in float32, for half inputs as well; delta is summed from P dP."""
     arithmetic = Arithmetic(p_dtype="float32", ds_dtype="float32", delta_from_stored_o=False)
@@ -113,7 +131,7 @@ def _math(name, *, gradients):
         arithmetic,
         gradients=gradients,
         head_dims_v=head_dims,
-        window=True,
+        **_masks_by_tensor(bias="own" if gradients else "any"),
     )
 
 
@@ -129,6 +147,19 @@ def _flash(name, *, gradients):
     )
 
 
+def _efficient(name, *, gradients):
+    """CUTLASS's, with the keys walked in order and dQ added in float32."""
+    return _kernel(
+        name,
+        SDPBackend.EFFICIENT_ATTENTION,
+        Arithmetic(dq_atomics=True, ds_from_rounded_p=True),
+        gradients=gradients,
+        dot_precisions=("tf32x3",),  # CUTLASS's OpMultiplyAddFastF32
+        accepts=_no_empty_row,
+        **_masks_by_tensor(bias="own" if gradients else "any"),
+    )
+
+
 def _causal_flag_only(problem):
     """No mask but the one that needs no tensor."""
     mask, square = problem.mask, problem.seqlen_q == problem.seqlen_k
@@ -139,20 +170,23 @@ def _causal_flag_only(problem):
     return _no_empty_row(problem)
 
 
-def _cudnn(name):
-    """NVIDIA's closed one, as far as it is right (H200, torch 2.11; docs/false_alarms.md).
+def _without_nan(problem):
+    """Where dq has NaN, seqlen_k is a multiple of 64 and seqlen_q another number."""
+    if problem.seqlen_k % 64 == 0 and problem.seqlen_q != problem.seqlen_k:
+        return "seqlen_k a multiple of 64, seqlen_q not the same"
+    return _causal_flag_only(problem)
 
-    Left out: boolean masks, whose hidden logits come through once they pass some 1e4, and
-    gradients, where dq has NaN in some problems whose seqlen_k is a multiple of 64.
-    """
+
+def _cudnn(name, arithmetic=None, *, gradients=False, **takes):
+    """NVIDIA's closed one (H200, torch 2.11; docs/false_alarms.md)."""
     return _kernel(
         name,
         SDPBackend.CUDNN_ATTENTION,
-        Arithmetic(),
-        gradients=False,
+        arithmetic or Arithmetic(),
+        gradients=gradients,
         dtypes=("float16", "bfloat16"),
         head_dims=range(8, 129, 8),
-        accepts=_causal_flag_only,
+        **takes,
     )
 
 
@@ -164,8 +198,8 @@ def _cpu(name, dtypes, arithmetic, *, gradients):
         arithmetic,
         gradients=gradients,
         dtypes=dtypes,
-        window=True,
         accepts=_no_empty_row,
+        **{**_masks_by_tensor(bias="any"), **({"bias": ()} if gradients else {})},
     )
 
 
@@ -173,16 +207,17 @@ sdpa_math = _math("sdpa_math", gradients=True)
 sdpa_math_gqa = _math("sdpa_math_gqa", gradients=False)
 sdpa_flash = _flash("sdpa_flash", gradients=True)
 sdpa_flash_gqa = _flash("sdpa_flash_gqa", gradients=False)
-sdpa_cudnn = _cudnn("sdpa_cudnn")
-sdpa_efficient = _kernel(
-    "sdpa_efficient",
-    SDPBackend.EFFICIENT_ATTENTION,
-    Arithmetic(dq_atomics=True, ds_from_rounded_p=True),
-    gradients=True,
-    dot_precisions=("tf32x3",),  # CUTLASS's OpMultiplyAddFastF32
-    window=True,
+sdpa_cudnn = _cudnn("sdpa_cudnn", accepts=_causal_flag_only)
+# Hidden logits are moved down by a finite number: up to 6e3 they stay hidden, at 1e5 they do not.
+sdpa_cudnn_masks = _cudnn(
+    "sdpa_cudnn_masks",
+    Arithmetic(masked_logit=-2.4e4),
     accepts=_no_empty_row,
+    **_masks_by_tensor(bias="any"),
 )
+sdpa_cudnn_gradients = _cudnn("sdpa_cudnn_gradients", gradients=True, accepts=_without_nan)
+sdpa_efficient = _efficient("sdpa_efficient", gradients=True)
+sdpa_efficient_gqa = _efficient("sdpa_efficient_gqa", gradients=False)
 sdpa_flash_cpu_float32 = _cpu("sdpa_flash_cpu_float32", ("float32",), Arithmetic(), gradients=True)
 # Of half inputs its exp is off by up to 1687 units of 2^-24 (torch 2.13, measured over [-12, 0]).
 # Its gradients are left out: dk and dv are rounded to the input dtype after every block of queries,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa_verify.ttir.memory.views import span_of
@@ -33,6 +34,8 @@ _FILLED = 1 << 28
 class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The torch dispatch mode of an execution."""
 
+    supports_higher_order_operators = True  # their parts are operations like others
+
     def __init__(self, memory: Memory) -> None:
         """Report to `memory`."""
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,6 +57,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operation and note its effect."""
         del types
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         if func in _RESIZES:
             return self._resize(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -61,12 +66,12 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._kinds[func] = _written_arguments(func)
         written = self._kinds[func]
         if written is None:
-            if isinstance(result, torch.Tensor):
+            if isinstance(result, torch.Tensor) and _has_memory(result):
                 self._poison(result)
         else:
             for position, name in written:
                 value = args[position] if position < len(args) else kwargs.get(name)
-                for tensor in _tensors(value):
+                for tensor in filter(_has_memory, _tensors(value)):
                     self.memory.set_written(tensor, written=True)
         return result
 
@@ -126,6 +131,11 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...] | None:
         for i, arg in enumerate(schema.arguments)
         if arg.alias_info is not None and arg.alias_info.is_write
     )
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Fake tensors, which are traced, say that they are on a CPU, and have none."""
+    return type(tensor) is torch.Tensor or tensor.untyped_storage().device.type != "meta"
 
 
 def _tensors(value: Any) -> Iterable[torch.Tensor]:

@@ -88,6 +88,8 @@ class Inheritance(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kernels: Operators' qualified names to what somebody registered for CUDA.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, devices: Devices) -> None:
         """Maintain `devices`."""
         super().__init__()  # type: ignore[no-untyped-call]

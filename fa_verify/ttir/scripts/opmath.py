@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 
 _HALF = (torch.float16, torch.bfloat16)
 # How many of the results have the inputs' dtype on CUDA: not the saved mean and rstd
@@ -26,7 +27,7 @@ _NORMS = {
 
 def as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation on CPU tensors; in half precision, in float32 and rounded once."""
-    rounded = _rounded(func)
+    rounded = 0 if isinstance(func, HigherOrderOperator) else _rounded(func)
     if not rounded:
         return func(*args, **kwargs)
     dtypes = [x.dtype for x in args if isinstance(x, torch.Tensor) and x.dtype.is_floating_point]

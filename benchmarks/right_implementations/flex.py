@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 from fa_verify import Capabilities, Kernel, Outputs, patterns
 
@@ -29,7 +29,7 @@ def _compiled():
 
 def _forward(problem, q, k, v, bias=None, alibi_slopes=None, *, attention):
     device = q.device
-    o, lse = attention()(
+    o, found = attention()(
         q,
         k,
         v,
@@ -37,9 +37,9 @@ def _forward(problem, q, k, v, bias=None, alibi_slopes=None, *, attention):
         block_mask=_mask(problem, device),
         scale=problem.scale,
         enable_gqa=problem.group > 1,
-        return_lse=True,
+        return_aux=AuxRequest(lse=True),
     )
-    return Outputs(o, lse)
+    return Outputs(o, found.lse)
 
 
 def _mask(problem, device):

@@ -308,3 +308,15 @@ def test_a_compiled_kernel_counts_its_arguments_as_cuda_s_launcher_does():
             return
         compiled[(1, 1, 1)](x, y, 1)
     assert torch.equal(y, x)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_higher_order_operator_runs_during_an_execution():
+    # Uncompiled, flex_attention is one, and traces its functions with tensors that have no memory.
+    flex = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
+    x = torch.randn(1, 1, 8, 16, generator=torch.Generator().manual_seed(0))
+    expected = torch.softmax(x @ x.mT / 4 - 1.0, -1) @ x
+
+    with ttir.execute():
+        found = flex(x, x, x, score_mod=lambda score, *_: score - 1.0)
+    torch.testing.assert_close(found, expected)

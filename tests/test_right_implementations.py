@@ -1,0 +1,31 @@
+"""The right implementations of `benchmarks/` run, and take what is drawn."""
+
+import pathlib
+
+import pytest
+
+from fa_verify import loader
+from fa_verify.backends.base import Setup
+from fa_verify.backends.cpu import CpuBackend
+from fa_verify.case import Case
+from fa_verify.verify import verify
+
+HERE = pathlib.Path(__file__).parents[1] / "benchmarks" / "right_implementations"
+ALL = "bias=hqk alibi=1 sinks=1 dropout=0.2 dlse=1"
+CASES = {
+    "emulated.py": f"b=2 h=4/2 s=20x35 d=16 dtype=float16 mask=causal {ALL}",
+    "varied.py": f"h=2/1 s=33x50 d=8 dtype=bfloat16 mask=causal.docs20x30-0x4-13x16 cap=5.0 {ALL}",
+    "sdpa.py:sdpa_math": "b=2 h=2/2 s=40x70 d=16 dtype=bfloat16 mask=l9.pattern:dilated:3",
+    "sdpa.py:sdpa_flash_cpu": "b=2 h=2/2 s=40x70 d=16 dtype=float16 mask=l20 bias=hqk",
+    "flex.py:flex_uncompiled": "b=2 h=4/2 s=40x70 d=16 dtype=float32 mask=causal alibi=1 dlse=1",
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", CASES)
+def test_a_right_implementation_passes(name):
+    for kernel in loader.load(str(HERE / name)):
+        backward = "bwd" if kernel.backward is not None else "fwd"
+        case = Case.parse(f"pass={backward} {CASES[name]} seed=1")
+        record = verify(case, kernel, Setup(), CpuBackend())
+        assert record.verdict == "pass", (kernel.name, record.reason, record.failures)

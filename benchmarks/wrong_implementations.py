@@ -297,7 +297,9 @@ class MaximumOfNegativeScale(Wrong):
         weights = (s - low.nan_to_num(posinf=0.0)).exp().masked_fill(~allowed, 0)
         total = weights.sum(-1, keepdim=True)
         found = weights.to(q.dtype).float() @ vv / total
-        return found.nan_to_num(nan=0.0).to(q.dtype) if not allowed.all() else found.to(q.dtype), lse
+        return found.nan_to_num(nan=0.0).to(q.dtype) if not allowed.all() else found.to(
+            q.dtype
+        ), lse
 
 
 @defect
@@ -306,9 +308,7 @@ class HiddenPartsWeigh(Wrong):
 
     def out(self, p, o, lse):
         allowed = torch.from_numpy(p.mask.allowed(p.seqlen_q, p.seqlen_k))
-        hidden = sum(
-            (~allowed[:, c : c + 256].any(1)).float() for c in range(0, p.seqlen_k, 256)
-        )
+        hidden = sum((~allowed[:, c : c + 256].any(1)).float() for c in range(0, p.seqlen_k, 256))
         if not isinstance(hidden, torch.Tensor) or not hidden.any():
             return o, lse
         factor = 1 / (1 + hidden * (-lse).exp())
@@ -387,7 +387,9 @@ class TF32OfDeepHeads(Wrong):
 
     def given(self, p, q, k, v, terms):
         if p.dtype == "float32" and p.head_dim > 128 and p.dot_precision == "ieee":
-            q, k = ((x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (q, k))
+            q, k = (
+                (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (q, k)
+            )
         return p, q, k, v, terms
 
 

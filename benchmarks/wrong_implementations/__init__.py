@@ -1,0 +1,1 @@
+"""Implementations that are wrong in one condition only, for `benchmarks/missed_defects.py`."""

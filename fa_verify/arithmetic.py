@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, get_args
+
+from fa_verify.errors import InvalidInputError
 
 __all__ = ["DEFAULT", "Arithmetic"]
 
 Format = Literal["input", "float16", "bfloat16", "float32", "float8_e4m3fn"]
+_NAMES: dict[str, tuple[object, ...]] = {
+    "p_dtype": get_args(Format),
+    "ds_dtype": get_args(Format),
+    "ds_scale": ("before", "after", None),
+    "prescaled": ("q", "k", None),
+    "accumulator": ("float32",),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,23 @@ class Arithmetic:
     fp8_promoted: int | None = None
     merged_by_lse: bool = False
     tanh_ulps: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Reject what no bound could be derived from."""
+        for name, known in _NAMES.items():
+            if getattr(self, name) not in known:
+                msg = f"{name}={getattr(self, name)!r}: must be one of {', '.join(map(str, known))}"
+                raise InvalidInputError(msg)
+        for name in ("exp2_ulps", "dot_ulps", "fp8_dot_ulps", "tanh_ulps"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+                msg = f"{name}={value!r}: must be a finite number, at least 0"
+                raise InvalidInputError(msg)
+        for name in ("block_n", "fp8_promoted"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value > 0):
+                msg = f"{name}={value!r}: must be an integer above 0, or None"
+                raise InvalidInputError(msg)
 
 
 DEFAULT = Arithmetic()

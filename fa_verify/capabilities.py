@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Container, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, get_args
 
+from fa_verify import patterns
 from fa_verify.errors import InvalidInputError
+from fa_verify.masks import Alignment
+from fa_verify.problem import DotPrecision, DType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable
 
-    from fa_verify.masks import Alignment
-    from fa_verify.problem import DotPrecision, DType, Problem
+    from fa_verify.problem import Problem
 
 __all__ = ["Capabilities"]
 
 
 _INT32 = 1 << 31  # elements that an int32 counts
-
-
 _SCALES = ("", "tensor", "head", "block", "block16", "block32", "block64", "block128", "block256")
+_BIASES = ["".join(axes) for count in range(1, 5) for axes in combinations("bhqk", count)]
+_NAMES: dict[str, Sequence[str]] = {
+    "dtypes": get_args(DType),
+    "dot_precisions": get_args(DotPrecision),
+    "alignments": get_args(Alignment),
+    "patterns": patterns.NAMES,
+    "bias": _BIASES,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +69,7 @@ class Capabilities:
             it was.
 
     Raises:
-        InvalidInputError: fp8 holds what no problem can ask for.
+        InvalidInputError: A field is not of its kind, or names what there is not.
     """
 
     dtypes: tuple[DType, ...] = ("float16", "bfloat16", "float32")
@@ -89,10 +99,22 @@ class Capabilities:
     isolates_masked_nan: bool = False
 
     def __post_init__(self) -> None:
-        """Reject scales that do not exist: nothing would be drawn."""
+        """Reject what would silently declare something else."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                msg = f"{field.name}={value!r}: must be True or False"
+                raise InvalidInputError(msg)
+        for name, known in _NAMES.items():
+            _check_names(name, getattr(self, name), known)
         if not self.fp8 or not set(self.fp8) <= set(_SCALES):
             msg = f"fp8={self.fp8!r}: must be some of {', '.join(map(repr, _SCALES))}"
             raise InvalidInputError(msg)
+        for name in ("head_dims", "head_dims_v"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Container | None):
+                msg = f"{name}={value!r}: must be a tuple or range of integers"
+                raise InvalidInputError(msg)
 
     def term_against(self, problem: Problem) -> str | None:
         """What of a problem beside q, k and v the kernel does not take, or None."""
@@ -163,3 +185,14 @@ class Capabilities:
             if refused:
                 return reason
         return self.accepts(problem) if self.accepts else None
+
+
+def _check_names(field: str, given: object, known: Sequence[str]) -> None:
+    """Refuse what is no tuple of known names."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        msg = f"{field}={given!r}: must be a tuple, such as ({known[0]!r},)"
+        raise InvalidInputError(msg)
+    for name in given:
+        if name not in known:
+            msg = f"{field}={given!r}: {name!r} is none of {', '.join(known)}"
+            raise InvalidInputError(msg)

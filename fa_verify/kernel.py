@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 from fa_verify.arithmetic import DEFAULT, Arithmetic
+from fa_verify.capabilities import Capabilities
 from fa_verify.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fa_verify.capabilities import Capabilities
     from fa_verify.problem import Problem
 
 __all__ = ["Grads", "Kernel", "Outputs"]
@@ -78,7 +78,7 @@ class Kernel:
         source: ``target`` string and source hash, filled in by the loader.
 
     Raises:
-        InvalidInputError: backward or layout is none of the above, or dropout is declared without
+        InvalidInputError: A field is none of the above, or dropout is declared without
             dropout_keep.
     """
 
@@ -100,6 +100,16 @@ class Kernel:
 
     def __post_init__(self) -> None:
         """Reject what cannot be run."""
+        if not callable(self.forward):
+            msg = f"forward={self.forward!r}: must be a function"
+            raise InvalidInputError(msg)
+        for name in ("capabilities", "expressible"):
+            if not isinstance(getattr(self, name), Capabilities | None):
+                msg = f"{name}={getattr(self, name)!r}: must be Capabilities(...), or None"
+                raise InvalidInputError(msg)
+        if not isinstance(self.arithmetic, Arithmetic):
+            msg = f"arithmetic={self.arithmetic!r}: must be Arithmetic(...)"
+            raise InvalidInputError(msg)
         if not (self.backward is None or self.backward == "autograd" or callable(self.backward)):
             msg = f"backward={self.backward!r}: a function, 'autograd' or None"
             raise InvalidInputError(msg)

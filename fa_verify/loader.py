@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -60,7 +61,8 @@ def load(target: str) -> tuple[Kernel, ...]:
         module = _load_file(path)
         return (_named(module, name, path, target),) if colon else _unique(_kernels(module, path))
     if not colon:
-        msg = f"target={target!r}: give a folder, a .py file, file.py:NAME or module:NAME"
+        what = "is no Python file" if path.exists() else "there is no such folder"
+        msg = f"target={target!r}: {what}; give a folder, a .py file, file.py:NAME or module:NAME"
         raise InvalidInputError(msg)
     module = _guarded(lambda: importlib.import_module(place), target)
     return (_named(module, name, Path(module.__file__ or place), target),)
@@ -111,16 +113,31 @@ def _import(name: str, path: Path, package: Path | None = None) -> ModuleType:
 
 
 def _guarded(action: Callable[[], _T], target: str) -> _T:
-    """Run an import under the right driver; say what went wrong in one line."""
+    """Run an import under the right driver; say what went wrong, and where."""
     try:
         with contextlib.ExitStack() as stack:
             if not torch.cuda.is_available():
                 stack.enter_context(ttir.activated())
                 stack.enter_context(ttir.redirected())
             return action()
-    except Exception as error:
-        msg = f"target={target!r}: importing it raised {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:
+        msg = (
+            f"target={target!r}: importing it raised {type(error).__name__}: {error}{_where(error)}"
+        )
         raise KernelLoadError(msg) from error
+
+
+def _where(error: BaseException) -> str:
+    """The last line of the imported code, which called what raised."""
+    own = Path(__file__).parent
+    frames = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+        and "importlib" not in frame.filename
+        and not Path(frame.filename).is_relative_to(own)
+    ]
+    return f" ({frames[-1]})" if frames else ""
 
 
 def _kernels(module: ModuleType, path: Path) -> list[Kernel]:

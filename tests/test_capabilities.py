@@ -1,6 +1,9 @@
 import pytest
 
+from fa_verify.arithmetic import Arithmetic
 from fa_verify.capabilities import Capabilities
+from fa_verify.errors import InvalidInputError
+from fa_verify.kernel import Kernel
 from fa_verify.layouts import BSHD, Layout
 from fa_verify.masks import Mask
 from fa_verify.problem import Problem
@@ -68,3 +71,63 @@ def test_plain_layouts_are_always_taken():
 
 def test_the_dot_precision_matters_to_float32_alone():
     assert Capabilities(dot_precisions=("tf32",)).reason_against(_problem()) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"dtypes": ("fp16",)}, r"dtypes=\('fp16',\): 'fp16' is none of float16, bfloat16"),
+        ({"dtypes": "float16"}, r"dtypes='float16': must be a tuple, such as \('float16',\)"),
+        ({"alignments": "bottom-right"}, "alignments='bottom-right': must be a tuple"),
+        ({"alignments": ("left",)}, "'left' is none of bottom-right, top-left"),
+        ({"dot_precisions": ("fp32",)}, "'fp32' is none of ieee, tf32, tf32x3"),
+        ({"bias": "hqk"}, "bias='hqk': must be a tuple"),
+        ({"bias": ("qh",)}, "'qh' is none of b, h, q, k, bh"),
+        ({"bias": True}, "bias=True: must be a tuple"),
+        ({"patterns": ("prefix", "moon")}, "'moon' is none of block-sparse"),
+        ({"head_dims": 64}, "head_dims=64: must be a tuple or range of integers"),
+        ({"head_dims_v": "64"}, "head_dims_v='64': must be a tuple or range"),
+        ({"window": (128, 0)}, r"window=\(128, 0\): must be True or False"),
+        ({"sinks": "yes"}, "sinks='yes': must be True or False"),
+    ],
+)
+def test_what_would_declare_something_else_is_refused(fields, said):
+    with pytest.raises(InvalidInputError, match=said):
+        Capabilities(**fields)
+
+
+def test_any_container_of_head_dims_will_do():
+    for head_dims in ((), (64,), [64, 128], {64}, frozenset({64}), range(8, 257, 8)):
+        assert Capabilities(head_dims=head_dims, head_dims_v=head_dims).head_dims is head_dims
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"p_dtype": "fp16"}, "p_dtype='fp16': must be one of input, float16"),
+        ({"ds_scale": True}, "ds_scale=True: must be one of before, after, None"),
+        ({"prescaled": "v"}, "prescaled='v': must be one of q, k, None"),
+        ({"accumulator": "float16"}, "accumulator='float16': must be one of float32"),
+        ({"exp2_ulps": float("inf")}, "exp2_ulps=inf: must be a finite number"),
+        ({"dot_ulps": "2"}, "dot_ulps='2': must be a finite number"),
+        ({"tanh_ulps": -1}, "tanh_ulps=-1: must be a finite number, at least 0"),
+        ({"block_n": 0}, "block_n=0: must be an integer above 0"),
+        ({"block_n": 64.0}, "block_n=64.0: must be an integer above 0"),
+    ],
+)
+def test_arithmetic_that_no_bound_is_derived_from_is_refused(fields, said):
+    with pytest.raises(InvalidInputError, match=said):
+        Arithmetic(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"forward": None}, "forward=None: must be a function"),
+        ({"capabilities": {"backward": False}}, "capabilities={'backward': False}: must be Cap"),
+        ({"arithmetic": "float32"}, r"arithmetic='float32': must be Arithmetic\(...\)"),
+    ],
+)
+def test_a_kernel_of_other_things_is_refused(fields, said):
+    with pytest.raises(InvalidInputError, match=said):
+        Kernel(**{"name": "k", "forward": print} | fields)

@@ -80,6 +80,26 @@ def test_options_by_keyword_only_are_passed_so_and_make_no_flash_attn_of_a_funct
     assert asked == [(False, 0.5)]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import sys\n\nsys.exit(3)\n", r"SystemExit: 3 \(.*mine.py:3\)$"),
+        ("x = 1\nx.y\n", r"AttributeError: .*\(.*mine.py:2\)$"),
+        (
+            "from fa_verify import Capabilities\n\nCapabilities(dtypes=('fp16',))\n",
+            r"'fp16' is none of float16.*\(.*mine.py:3\)$",
+        ),
+        ("import nothing_so_called\n", r"No module named.*mine.py:1\)$"),
+        ("def f(:\n", r"SyntaxError: invalid syntax \(mine.py, line 1\)$"),
+    ],
+)
+def test_what_an_import_raised_is_told_with_its_line(tmp_path, text, said):
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(KernelLoadError, match=said):
+        loader.load(str(file))
+
+
 def test_a_function_without_q_k_v_is_refused():
     with pytest.raises(InvalidInputError, match="needs parameters q, k, v"):
         functions.as_kernel(lambda a, b: None, "f")

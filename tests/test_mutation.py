@@ -1,20 +1,26 @@
 """`fa-verify mutate`: what it kills, proves, shows, writes and returns."""
 
+import collections
 import json
 import os
 import subprocess
 import sys
 import time
+import types
 from concurrent.futures import Future
 
 import pebble
 import pytest
 
+from fa_verify import loader
+from fa_verify.backends.base import Setup
 from fa_verify.case import Case
 from fa_verify.kernel import Kernel
-from fa_verify.mutation.hunt import Hunt, Quarry, _Prey
+from fa_verify.mutation import _sampled
+from fa_verify.mutation.choice import _Greedy, _is_plain, chosen
+from fa_verify.mutation.hunt import _TRIES, _WHOLES, Hunt, Quarry, _Prey
 from fa_verify.mutation.outcome import Outcome, score
-from fa_verify.mutation.subject import Fate
+from fa_verify.mutation.subject import Fate, Subject
 from fa_verify.mutation.table import render
 from fa_verify.ttir.mutation.recorder import Found
 
@@ -80,7 +86,7 @@ def test_a_name_of_nothing_is_misuse(tmp_path, options, says):
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("tests/targets/wrong.py:wrong", "passes none of 1 cases; mend it first: numerics: o["),
+        ("tests/targets/wrong.py:wrong", "passes none of 1 cases; mend it first: "),
         ("tests/targets/plain.py:right", "launches no Triton kernel"),
         ("tests/targets/wrong.py", "names 6 kernels"),
     ],
@@ -147,12 +153,15 @@ class Letter(str):
     id = property(str)
 
 
-def hunted(fates, end=None, cases=3):
+def hunted(fates, end=None, cases=3, cheapest=1):
     hunt = object.__new__(Hunt)
     hunt.name, hunt.workers, hunt._end, hunt._pool = "k", 1, end, Workers(fates)
     hunt._kernel = Kernel(name="k", forward=print, target="k.py:k")
     hunt.cases = [
-        _Prey(n, Case.parse(f"pass=fwd s=1x1 d=1 dtype=float16 seed={n}"), "") for n in range(cases)
+        _Prey(
+            n, Case.parse(f"pass=fwd s=1x1 d=1 dtype=float16 seed={n}"), "", (False, cheapest * n)
+        )
+        for n in range(cases)
     ]
     quarries = [Quarry(Letter(name), Found(says="wrong")) for name in "abcdef"]
     for quarry in quarries:
@@ -173,6 +182,69 @@ def test_a_killed_mutant_meets_no_more_cases_and_the_others_meet_all():
     assert found["c"].changed == {2}
     assert sum("b" in mutants for _, mutants in ran) == 2
     assert told[-1] == ("whole", 5)
+
+
+def test_a_mutant_meets_the_first_cases_that_were_chosen_the_cheapest_first():
+    found, ran, _ = hunted({}, cases=_TRIES + 9, cheapest=-1)
+    assert all(q.due == q.tried == set(range(_TRIES)) for q in found.values())
+    seeds = [seed for seed, mutants in ran if "a" in mutants]
+    assert seeds[:_TRIES] == sorted(range(_TRIES), reverse=True)  # later numbers are cheaper here
+    assert set(seeds[_TRIES:]) == set(range(_WHOLES))
+
+
+def test_a_sample_has_the_same_share_of_each_kind():
+    def quarry(operator, n):
+        mutant = types.SimpleNamespace(id=f"{operator}-{n:03d}", kernel="k", operator=operator)
+        return Quarry(mutant, Found(says="wrong"))
+
+    kept = [quarry("often", n) for n in range(90)] + [quarry("seldom", n) for n in range(10)]
+    picked = _sampled(kept, 50, seed=1)
+    assert collections.Counter(q.mutant.operator for q in picked) == {"often": 45, "seldom": 5}
+    assert [q.mutant.id for q in _sampled(kept, 50, seed=1)] == [q.mutant.id for q in picked]
+    assert [q.mutant.id for q in _sampled(kept, 50, seed=2)] != [q.mutant.id for q in picked]
+
+
+def test_the_case_that_brings_most_comes_next_and_plain_ones_have_their_turns():
+    lines = [
+        "pass=fwd s=9x9 d=8 dtype=float16 bias=qk sinks=1 seed=1",
+        "pass=fwd s=9x9 d=8 dtype=float16 bias=qk sinks=1 seed=2",
+        "pass=bwd s=64x64 d=40 dtype=float32 mask=causal cap=2.0 seed=3",
+    ]
+    greedy = _Greedy([(Case.parse(line), Setup()) for line in lines])
+    seen = collections.Counter()
+    order = [greedy.best(seen)[0].seed for _ in lines]
+    assert order.index(3) < 2  # before the second of two that have the same traits
+    assert greedy.best(seen) is None
+    (kernel,) = loader.load(TARGET)
+    cases = [case for case, _ in chosen(kernel, 12, 0)]
+    assert len(set(map(str, cases))) == 12
+    assert _is_plain(cases[0])
+    assert _is_plain(cases[6])
+
+
+def test_a_mutant_that_takes_too_long_once_is_no_endless_loop(monkeypatch):
+    (kernel,) = loader.load(TARGET)
+    case = Case.parse("pass=fwd s=9x9 d=8 dtype=float16 seed=1")
+    subject = Subject(kernel, case, Setup(), 1 << 30)
+    (mutant, *_) = (m for m in subject.looked()[0].found if m.operator == "wrong-scale")
+    asked = []
+
+    def trial(base, mutant, times):
+        del base, mutant
+        asked.append(times)
+        slow = times < least
+        error = ("the deadline passed", "timeout") if slow else ("no", "compilation")
+        execution = types.SimpleNamespace(error=error[0], error_kind=error[1])
+        return types.SimpleNamespace(execution=execution)
+
+    monkeypatch.setattr(subject, "_trial", trial)
+    least = 2.0
+    assert subject.try_part(mutant, 0).kind == "invalid"
+    least = 9.0
+    assert subject.try_part(mutant, 0) == Fate(
+        kind="killed", check="timeout", message="the deadline passed"
+    )
+    assert asked == [1.0, 3.0, 1.0, 3.0]
 
 
 def test_a_process_that_dies_is_put_down_to_the_mutant_that_kills_it_alone():

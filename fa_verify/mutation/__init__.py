@@ -60,7 +60,7 @@ def mutate(
         cases: How many cases (`choice.chosen`).
         budget: Seconds for all; mutants that had fewer cases for it say so.
         seed: Of the distribution, and of the sample.
-        sample: At most so many mutants, evenly from each function and operator.
+        sample: At most so many mutants, of each function and operator as large a share.
         workers: Processes; None: one a core.
         min_score: Percent below which the exit code is 1; None: no limit.
 
@@ -128,7 +128,7 @@ class _Report:
         total, hunt = score(outcomes), self._hunt
         sampled = len(self._wanted) < len(hunt.quarries)
         all_of = f"sampled from {len(hunt.quarries)}, " if sampled else ""
-        undone = sum(q.fate is None and not q.parts.keys() <= q.tried for q in self._wanted)
+        undone = sum(q.fate is None and not q.due <= q.tried for q in self._wanted)
         over = f"; the time was over before {undone} had met all cases" if undone else ""
         return (
             f"{100 * total.share:.1f}% of {total.killed + total.survived} mutants of {hunt.name} "
@@ -192,17 +192,22 @@ def _wanted(
 
 
 def _sampled(kept: list[Quarry], sample: int, seed: int) -> list[Quarry]:
-    """One of each function and operator in turn, in an order drawn from the seed."""
+    """The same share of each function and operator, in an order drawn from the seed.
+
+    So the sample's score estimates that of all, with a standard error of at most that of a plain
+    sample: sqrt(p (1 - p) / n) for a score p of n mutants.
+    """
     shuffled = sorted(kept, key=lambda q: q.mutant.id)
     random.Random(seed).shuffle(shuffled)  # noqa: S311 - a sample, no secret
-    turns: dict[tuple[str, str], int] = {}
-    ranked = []
+    kinds: dict[tuple[str, str], list[Quarry]] = {}
     for quarry in shuffled:
-        kind = (quarry.mutant.kernel, quarry.mutant.operator)
-        turns[kind] = turns.get(kind, 0) + 1
-        ranked.append((turns[kind], quarry))
-    ranked.sort(key=lambda pair: pair[0])
-    return [quarry for _, quarry in ranked[:sample]]
+        kinds.setdefault((quarry.mutant.kernel, quarry.mutant.operator), []).append(quarry)
+    places = [
+        ((place + 0.5) / len(kind), turn, quarry)
+        for turn, kind in enumerate(kinds.values())
+        for place, quarry in enumerate(kind)
+    ]
+    return [quarry for *_, quarry in sorted(places, key=lambda x: x[:2])[:sample]]
 
 
 def _outcome(quarry: Quarry, names: dict[int, str]) -> Outcome:

@@ -52,7 +52,7 @@ class Quarry:
             else: on the others it gives the same bits.
         fate: Its end, if it has come; changed: numbers of the cases that gave other bits.
         killer: Number of the case that ended it.
-        tried: Numbers of the cases that it ran on.
+        due: Numbers of the cases that it is to run on, up to its end; tried: that it ran on.
         seconds: Spent.
     """
 
@@ -63,6 +63,7 @@ class Quarry:
     fate: Fate | None = None
     killer: int | None = None
     changed: set[int] = dataclasses.field(default_factory=set)
+    due: set[int] = dataclasses.field(default_factory=set)
     tried: set[int] = dataclasses.field(default_factory=set)
     seconds: float = 0.0
 
@@ -197,6 +198,7 @@ class Hunt:
     def _trail(self, quarry: Quarry, most: int) -> _Trail:
         """A mutant and the first cases on which it computes anything else, the cheapest first."""
         meeting = [prey for prey in self.cases if prey.number in quarry.parts][:most]
+        quarry.due |= {prey.number for prey in meeting}
         return _Trail(quarry, collections.deque(sorted(meeting, key=lambda prey: prey.late)))
 
     def _follow(self, trails: Sequence[_Trail], *, deep: bool, tell: Callable[[], None]) -> None:

@@ -84,6 +84,19 @@ def twice_kernel(x, y, columns, BLOCK: tl.constexpr, AGAIN: tl.constexpr):
 
 
 @triton.jit
+def absorbing_kernel(x, y, columns, factor, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    numbers = tl.load(x + lanes)
+    shown = lanes < columns
+    inf = tl.where(shown, numbers * 1.5, float("inf"))
+    zero = tl.where(shown, numbers, 0.0) * 2.0
+    negative = tl.where(shown, numbers * -2.0, float("inf"))
+    some = tl.where(shown, numbers * 4.0, 1.0)
+    other = tl.where(shown, numbers * factor, float("inf"))
+    tl.store(y + lanes, inf + zero + negative + some + other)
+
+
+@triton.jit
 def columns_kernel(x, y, columns, rows, BLOCK: tl.constexpr, MOVES: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -357,3 +370,17 @@ def test_what_is_hidden_again_may_be_anything(operator, label, again):
     inner = min(chosen, key=lambda m: found[m].line)
     same = torch.equal(run(inner).nan_to_num(7), run(None).nan_to_num(7))
     assert (found[inner].proofs != {""}) == same == again
+
+
+def test_a_factor_that_a_hidden_constant_absorbs_may_come_before_or_after_the_mask():
+    def run(alteration):
+        x, y = torch.linspace(0.5, 1, 32), torch.zeros(32)
+        with ttir.execute(ttir.Options(alteration=alteration)):
+            absorbing_kernel[(1,)](x, y, COLUMNS, 3.0, BLOCK=32)
+        return y
+
+    found = recorded(run)
+    moved = [m for m in found if m.operator == "reorder-scale-and-mask"]
+    proofs = [found[m].proofs for m in sorted(moved, key=lambda m: found[m].line)]
+    none = frozenset({""})
+    assert proofs == [{"inf times 1.5 is inf"}, {"0 times 2 is 0"}, none, none, none]

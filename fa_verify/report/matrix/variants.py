@@ -15,20 +15,23 @@ ORDER: Final = (
     *(EVERY, _PLAIN, "causal", "window", "mask with gaps", "documents", "softcap"),
     *("bias", "alibi", "sinks", "dropout", "lse_grad", "gqa", "mqa", "other head_dim_v"),
     *("cross attention", "empty sequence"),
+    *("fp8 scales of tensor", "fp8 scales of head", "fp8 scales of block"),
 )
 """As a matrix lists them; what it does not name comes after these."""
 
-_LENGTHS: Final = frozenset({"cross attention", "empty sequence"})
+_PLAIN_TOO: Final = frozenset(ORDER[ORDER.index("cross attention") :])
 
 
 def variants(case: Case) -> tuple[str, ...]:
-    """All that the case is of; plain, where at most its lengths are of interest.
+    """All that the case is of; plain, where at most lengths and scales are of interest.
 
     >>> from fa_verify.case import Case
     >>> variants(Case.parse("pass=bwd h=4/2 s=1x64 d=80 dtype=float16 mask=causal seed=0"))
     ('all', 'causal', 'gqa', 'cross attention')
     >>> variants(Case.parse("pass=fwd s=64x64 d=256 dtype=float16 seed=0"))
     ('all', 'plain')
+    >>> variants(Case.parse("pass=fwd s=64x64 d=64 dtype=float16 fp8=block64 seed=0"))
+    ('all', 'plain', 'fp8 scales of block')
     """
     p = case.problem
     windowed = p.mask.window_left is not None or p.mask.window_right is not None
@@ -44,7 +47,8 @@ def variants(case: Case) -> tuple[str, ...]:
         "other head_dim_v": p.head_dim_v != p.head_dim,
         "cross attention": p.seqlen_q != p.seqlen_k,
         "empty sequence": min(p.seqlen_q, p.seqlen_k) == 0,
+        f"fp8 scales of {p.fp8.rstrip('0123456789')}": bool(p.fp8),
     }
     found = [name for name, there in present.items() if there]
-    plain = [] if set(found) - _LENGTHS else [_PLAIN]
+    plain = [] if set(found) - _PLAIN_TOO else [_PLAIN]
     return (EVERY, *plain, *found)

@@ -177,6 +177,7 @@ def selftest(
         campaign.run(kernels, plan, _Seen(subjects, console))
         outcomes = [subject.outcome() for subject in subjects.values()]
         if others:
+            _write(folder, outcomes, _headline(outcomes, time.monotonic() - begin, workers))
             asked = [(where, _asked(x, seed)) for where, x in subjects.items()]
             context = multiprocessing.get_context("forkserver")
             with ProcessPoolExecutor(workers, mp_context=context) as pool:

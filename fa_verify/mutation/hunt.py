@@ -33,9 +33,9 @@ __all__ = ["Hunt", "Quarry"]
 Fates = list[tuple[Fate, float]]
 
 _CHUNK, _LEAST = 16, 4  # mutants tried by one process in a row: a case is not made for one alone
-_TRIES = 64  # cases on which a mutant is tried at most: the first that were chosen
+_TRIES = 40  # cases on which a mutant is tried at most: the first that were chosen
 _PROVEN = 16  # likewise, of one that is proven to change nothing: only the proof is looked after
-_WHOLES = 16  # cases on which a survivor is tried under all checks
+_WHOLES = 6  # cases on which a survivor is tried under all checks
 _MEMORY = 8 << 30
 _PATIENCE = 1.0  # seconds after which it is asked again whether the time is over
 _CASE_SECONDS = 600.0  # a process that is silent for so long is killed

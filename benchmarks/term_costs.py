@@ -90,7 +90,11 @@ def pytorch(p, inputs, terms):
         with sdpa_kernel(backend):
             return functional.scaled_dot_product_attention(q, k, v, mask, p.dropout)
 
-    o = forward()
+    try:
+        o = forward()
+    except RuntimeError as error:  # no backend takes it
+        print(f"pytorch: {str(error).splitlines()[0]}")
+        return None
     return forward, functools.partial(torch.autograd.grad, o, leaves, inputs[3], retain_graph=True)
 
 

@@ -97,7 +97,7 @@ def _forward_fake(*arguments):  # noqa: ANN002
 
 @Replayed
 def _backward_pass(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
-    """The backward pass: dq, dk, dv, dbias and dsinks; what is not there is empty."""
+    """The backward pass: dq, dk, dv, and those of dbias and dsinks that there are."""
     inputs, options, problem = _parse(arguments)
     q, k, v = inputs[:3]
     terms = inputs.terms()
@@ -107,12 +107,15 @@ def _backward_pass(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
     gradients = attention_backward if options.deterministic else attention_backward_atomic
     with on_device(q):
         grads = gradients(problem, q, k, v, Outputs(o, lse), do, needs_dbias=needs_dbias, **terms)
-    further = (q.new_empty(0) if x is None else x for x in (grads.dbias, grads.dsinks))
-    return grads.dq, grads.dk, grads.dv, *further
+    return tuple(grads.named().values())
 
 
-def _backward(*arguments):  # noqa: ANN002
-    return _backward_pass(*arguments)
+def _backward(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
+    """The backward pass: dq, dk, dv, dbias and dsinks; what is not there is empty."""
+    dq, dk, dv, *further = _backward_pass(o, lse, do, dlse, needs_dbias, *arguments)
+    inputs = Inputs(*arguments[:_INPUTS])
+    dsinks = inputs.q.new_empty(0) if inputs.sinks is None else further.pop()
+    return dq, dk, dv, further.pop() if further else inputs.q.new_empty(0), dsinks
 
 
 _attention_backward_op = torch.library.custom_op(

@@ -32,7 +32,9 @@ __all__ = ["Hunt", "Quarry"]
 
 Fates = list[tuple[Fate, float]]
 
-_CHUNK, _LEAST = 16, 4  # mutants tried by one process in a row: a case is not made for one alone
+# Mutants tried by one process in a row: to make a case, and run the kernel itself on it, takes as
+# long as ten of them.
+_CHUNK, _LEAST = 48, 4
 _TRIES = 40  # cases on which a mutant is tried at most: the first that were chosen
 _PROVEN = 16  # likewise, of one that is proven to change nothing: only the proof is looked after
 _WHOLES = 6  # cases on which a survivor is tried under all checks
@@ -227,7 +229,7 @@ class Hunt:
         trails = max(ready.values(), key=len)
         if trails[-1].alone:
             return [trails.pop()]
-        size = min(_CHUNK, max(_LEAST, len(trails) // (2 * self.workers)))
+        size = min(_CHUNK, max(_LEAST, len(trails) // self.workers))
         chunk, trails[:] = trails[:size], trails[size:]
         return chunk
 

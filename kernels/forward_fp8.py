@@ -177,5 +177,5 @@ def attention_forward_fp8(problem, q, k, v, *, q_scale, k_scale, v_scale):
 def _scaling(scale, seqlen):
     """Strides of a scale, 0 along the axes that are shared, and the rows of a block."""
     strides = (0 if n == 1 else step for n, step in zip(scale.shape, scale.stride(), strict=True))
-    rows = triton.next_power_of_2(max(1, triton.cdiv(seqlen, scale.shape[2])))
+    rows = triton.next_power_of_2(max(1, triton.cdiv(seqlen, max(1, scale.shape[2]))))
     return *strides, rows

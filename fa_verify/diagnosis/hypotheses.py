@@ -57,7 +57,7 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     predict = Forward(trial, evidence)
     if evidence.whole and trial.case.problem.fp8:
         for text, loaded in scales.slips(trial):
-            yield Hypothesis(text, functools.partial(predict, loaded=loaded))
+            yield Hypothesis(text, functools.partial(predict, loaded=loaded), addressing=True)
     if evidence.whole:
         yield from _forward_addresses(trial, predict)
     yield from _by_values(evidence, predict.right.values)
@@ -72,6 +72,7 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         loops(config, problem),
         operands(problem),
         formats(config, problem),
+        scales.lifts(trial),
     ):
         yield from map(predict.hypothesis, source)
     for count, width in split_keys.splits(evidence):

@@ -43,7 +43,8 @@ class Knobs:
         flushes: exp gives 0 for what is below float32's smallest normal number.
         empty_by_l: A row with l = 0 is taken for a fully masked one, whatever its m.
         p_dtype: Format that P is rounded to ("" none); likewise acc_dtype and l_dtype, each block;
-            part_dtype: of a block's part of l.
+            part_dtype: of a block's part of l. p_lift: what P is multiplied by for its cast; None:
+            as the kernel declares it.
         product_dtype: Format that P V of a block is rounded to before it is added.
         exponent: Factor of s - m (in the backward pass: of s - lse) in exp alone; polynomial:
             exp2 is one of degree 3.
@@ -101,6 +102,7 @@ class Knobs:
     empty_by_l: bool = False
     flushes: bool = False
     p_dtype: str = ""
+    p_lift: float | None = None
     acc_dtype: str = ""
     product_dtype: str = ""
     l_dtype: str = ""

@@ -22,6 +22,7 @@ __all__ = ["backward", "forward", "key_heads", "logits", "visible"]
 
 _FLUSH = 2.0**-150  # float32 rounds what is below half its smallest subnormal to 0
 _NORMAL = 2.0**-126  # ex2.approx.ftz gives 0 for what is below its smallest normal number
+_LARGEST_E4M3 = 448.0
 _OVERFLOW = 2.0**128  # and what is at or above this to inf
 _TANH_OVERFLOW = 88.73  # exp overflows float32 from here on
 
@@ -193,7 +194,7 @@ def forward(
         l = _rounded(l + _rounded(p.sum(dim=-1), knobs.part_dtype), knobs.l_dtype)  # noqa: E741
         acc = acc * rescale[..., None] if knobs.rescale_acc else acc
         p = p.masked_fill(only_l[..., columns], 0.0) if knobs.hidden_counted else p
-        product = _operand(_rounded(p, knobs.p_dtype), knobs) @ v[..., columns, :]
+        product = _operand(_cast_p(p, knobs), knobs) @ v[..., columns, :]
         acc = _rounded(acc + _rounded(product, knobs.product_dtype), knobs.acc_dtype)
         m = m_new
     empty = l == 0 if knobs.empty_by_l else torch.isinf(m) & (m < 0)
@@ -203,6 +204,15 @@ def forward(
     lse = knobs.lse_m * base + knobs.lse_l * torch.log(divisor)
     lse = lse.masked_fill(empty & torch.isinf(m), -torch.inf)
     return {"o": _rounded(o, problem.dtype), "lse": lse}
+
+
+def _cast_p(p: torch.Tensor, knobs: Knobs) -> torch.Tensor:
+    """P as it enters P V; e4m3 saturates."""
+    lift = knobs.p_lift or 1.0
+    lifted = p * lift
+    if knobs.p_dtype == "float8_e4m3fn":
+        lifted = lifted.clamp(max=_LARGEST_E4M3)
+    return _rounded(lifted, knobs.p_dtype) / lift
 
 
 def backward(

@@ -40,7 +40,7 @@ def moderate(case: Case, *, plain: bool) -> Case:
 
     Args:
         case: One that failed.
-        plain: Standard normal values instead of its families.
+        plain: Standard normal values instead of its families; with fp8, of which dots are exact.
     """
     rich = _rich(case)
     return rich if plain else dataclasses.replace(rich, values=case.values)
@@ -57,6 +57,7 @@ def simpler(case: Case) -> Iterator[Case]:
         *_WITHOUT,
         {"mask": FULL},
         {"softcap": 0.0},
+        {"fp8": "tensor" if p.fp8 else ""},
         {"layout_q": BHSD, "layout_k": BHSD, "layout_v": BHSD, "layout_do": BHSD},
         {"softmax_scale": None},
         {"mask": dataclasses.replace(p.mask, alignment="bottom-right")},
@@ -112,7 +113,8 @@ def _rich(case: Case) -> Case:
         mask=_narrowed(p.mask.resized(*lengths), lengths[1] - _HIDES),
     )
     logits = case.values.logits if case.values.logits < 16 else 1.0
-    return dataclasses.replace(case, problem=problem, values=Values(logits=logits))
+    values = Values(logits=logits, scales="coarse" if p.fp8 else Values().scales)
+    return dataclasses.replace(case, problem=problem, values=values)
 
 
 def _narrowed(mask: Mask, most: int) -> Mask:

@@ -34,6 +34,7 @@ def _declared(trial: Trial, problem: Problem, knobs: Knobs) -> Knobs:
     arithmetic = trial.kernel.arithmetic
     return dataclasses.replace(
         knobs,
+        p_lift=knobs.p_lift or arithmetic.p_scale,
         p_dtype=knobs.p_dtype or _format(arithmetic.p_dtype, trial.case.problem),
         ds_dtype=knobs.ds_dtype or _format(arithmetic.ds_dtype, trial.case.problem),
         tf32=knobs.tf32 or (_tf32(trial) if problem.dot_precision == "tf32" else ""),
@@ -81,6 +82,8 @@ class Forward:
         problem = self.evidence.problem
         x = self.inputs | {name: load() for name, load in loaded.items()}
         x |= _past_the_last(self.trial, problem, knobs)
+        if len(loaded) > 1 and x["k"].shape[1] > problem.heads_kv:  # each query head has its own
+            problem = dataclasses.replace(problem, heads_kv=problem.heads_q)
         used = _declared(self.trial, problem, knobs)
         values = model.forward(problem, x["q"], x["k"], x["v"], used)
         free = {}

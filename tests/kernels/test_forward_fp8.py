@@ -69,3 +69,15 @@ def test_matches_the_formula(kernels, scales, fields):
     logit = SUM * p.scale * (exact["q"].abs() @ k.mT.abs()).max()
     assert (got.lse - lse).nan_to_num(0.0).abs().max() < logit
     assert (got.o - o).abs().max() < (2 * logit + ROUNDING) * v.abs().max()
+
+
+def test_empty_sequences_have_no_blocks_of_scales(kernels):
+    p = Problem(seqlen_q=3, seqlen_k=0, head_dim=8, head_dim_v=8, dtype="bfloat16", fp8="block32")
+    x = {name: torch.zeros(getattr(p, f"shape_{name}")).to(torch.float8_e4m3fn) for name in "qkv"}
+    scales = {f"{name}_scale": torch.ones(p.shape_scale(name)) for name in "qkv"}
+    assert scales["k_scale"].shape == (1, 1, 0)
+    with ttir.execute() as run:
+        got = kernels("forward_fp8").attention_forward_fp8(p, **x, **scales)
+    assert run.incidents == []
+    assert (got.o == 0).all()
+    assert got.lse.isneginf().all()

@@ -155,7 +155,7 @@ class Letter(str):
 
 def hunted(fates, end=None, cases=3, cheapest=1):
     hunt = object.__new__(Hunt)
-    hunt.name, hunt.workers, hunt._end, hunt._pool = "k", 1, end, Workers(fates)
+    hunt.name, hunt.workers, hunt._end, hunt._pool = "k", 2, end, Workers(fates)
     hunt._kernel = Kernel(name="k", forward=print, target="k.py:k")
     hunt.cases = [
         _Prey(

@@ -17,7 +17,7 @@ from fa_verify.problem import DType, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["PEERS", "Pass", "Point", "Roof", "Timed", "decodes", "grid"]
+__all__ = ["PEERS", "Pass", "Point", "Roof", "Timed", "decodes", "grid", "spread_out"]
 
 Pass = Literal["forward", "backward", "decode"]
 
@@ -132,6 +132,17 @@ class Roof(msgspec.Struct, frozen=True, kw_only=True, tag="roof"):
     terabytes: float = 0.0
 
 
+def spread_out(items: Sequence[int]) -> list[int]:
+    """The items in an order whose every beginning is spread over all: places by reversed bits.
+
+    >>> spread_out([512, 1024, 2048, 4096, 8192, 16384])
+    [512, 8192, 2048, 1024, 16384, 4096]
+    """
+    bits = (len(items) - 1).bit_length()
+    places = sorted(range(len(items)), key=lambda place: f"{place:0{bits}b}"[::-1])
+    return [items[place] for place in places]
+
+
 def grid(
     directions: Sequence[Pass],
     dtypes: Sequence[DType],
@@ -141,9 +152,12 @@ def grid(
     seqlens: Sequence[int],
     tokens: int,
 ) -> Iterator[Point]:
-    """Every point, `tokens` queries and about 2048 columns of all heads each."""
-    for direction, dtype, head_dim, hidden, seqlen in itertools.product(
-        directions, dtypes, head_dims, causal, seqlens
+    """Every point, `tokens` queries and about 2048 columns of all heads each.
+
+    Length by length, so that a run that is cut short has some of everything.
+    """
+    for seqlen, direction, dtype, head_dim, hidden in itertools.product(
+        spread_out(seqlens), directions, dtypes, head_dims, causal
     ):
         yield Point(
             direction=direction,

@@ -25,6 +25,9 @@ __all__ = ["DeviceLostError", "take"]
 # tokens of 2048 columns two exceed it sevenfold.
 _SETS, _BYTES = 2, 150 << 20
 _WORDS = 200  # of an error
+# Turns after which a point ends if every contestant's spread is small: twice what is usual, 0.4 to
+# 1.6% (medians of 700 rows of an H200).
+_ENOUGH, _STEADY = 3, 0.03
 
 
 class DeviceLostError(Exception):
@@ -43,7 +46,7 @@ def take(
     Args:
         point: The problem.
         running: The contestants.
-        rounds: Turns of each.
+        rounds: Most turns of each.
         milliseconds: Of launches in a turn.
         at: Told the name of the contestant that runs next.
 
@@ -67,7 +70,9 @@ def take(
         except Exception as error:  # noqa: BLE001 - any contestant may refuse, in any words
             errors[one.name] = _text(error)
             _survey(error)
-    for _ in range(rounds):
+    for turn in range(rounds):
+        if turn >= _ENOUGH and all(watch.spread < _STEADY for watch in watches.values()):
+            break
         for name, watch in watches.items():
             at(name)
             watch.turn()

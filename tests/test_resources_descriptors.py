@@ -31,15 +31,35 @@ RIGHT = """
         /*0e70*/                   UIADD3.X UR13, UR7, 0x40000040, URZ, UP3, !UPT ;
         /*0ff0*/                   UIADD3.X UR7, UR23, URZ, URZ, UP2, !UPT ;
 """
+# The sums in vector registers: v's last 16 columns beside keys in one tile of 128. R10 holds a
+# barrier's address. On an H200 its output was NaN.
+WRONG_IN_VECTORS = """
+        /*0a40*/                   LEA R10, R128, UR8, 0xd ;
+        /*0b40*/                   SHF.R.U32.HI R11, RZ, 0x4, R10 ;
+        /*0bb0*/                   SGXT.U32 R11, R11, 0xe ;
+        /*0bc0*/                   IADD3 R12, P5, R11, 0x20, RZ ;
+        /*0bd0*/                   IADD3.X R10, R10, -0x3ffffff0, RZ, P5, !PT ;
+        /*0be0*/                   R2UR UR11, R10 ;
+"""
+RIGHT_IN_VECTORS = """
+        /*0e50*/                   CS2R R6, SRZ ;
+        /*0e60*/                   IADD3 R4, P2, R4, 0x2, RZ ;
+        /*0e70*/                   IADD3.X R7, R7, 0x40000040, RZ, P2, !PT ;
+        /*0f00*/                   IMAD.MOV.U32 R6, RZ, RZ, RZ ;
+        /*0f10*/                   IADD3.X R10, R6.reuse, 0x40000040, RZ, P3, !PT ;
+"""
 
 
 def test_a_descriptor_from_a_register_that_holds_something_else_is_counted():
     assert lost(WRONG) == 1
     assert lost(WRONG + RIGHT) == 1
+    assert lost(WRONG_IN_VECTORS) == 1
+    assert lost(WRONG_IN_VECTORS + RIGHT_IN_VECTORS) == 1
 
 
 def test_descriptors_of_right_programs_are_not():
     assert lost(RIGHT) == 0
+    assert lost(RIGHT_IN_VECTORS) == 0
     assert lost("") == 0
 
 

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from fa_verify.bench.points import Pass, Roof, Timed
+    from fa_verify.bench.points import Pass, Point, Roof, Timed
     from fa_verify.problem import DType
 
 __all__ = ["bench"]
 
 _NOTHING = 3
+_COMPILING = 0.4  # of the budget: flex_attention's 240 compilations take 10 cores 90 s, of 300
+_UNREADY = "unavailable: not compiled within its part of --budget"
 
 
 def bench(
@@ -62,7 +64,8 @@ def bench(
         peers: Which of `points.PEERS`.
         rounds: Turns of each contestant at a point.
         milliseconds: Of launches in a turn.
-        budget: Seconds after which no point is begun; None: no limit.
+        budget: Seconds after which no point is begun, and part of which is for compiling
+            beforehand; None: no limit.
         workers: Processes that compile beforehand; None: what is needed is compiled when it is.
 
     Returns:
@@ -93,8 +96,10 @@ def bench(
         rounds=rounds,
         milliseconds=milliseconds,
     )
+    unready: frozenset[Point] = frozenset()
     if workers is not None:
-        failed = beforehand.compile_all(targets, points, workers)
+        limit = None if budget is None else _COMPILING * budget
+        failed, unready = beforehand.compile_all(targets, peers, points, workers, limit)
         took = f"compiled in {time.monotonic() - begin:.0f} s"
         console.print(f"{took}; failed: {', '.join(sorted(set(failed))) or 'none'}", markup=False)
     child = Child(order, {k.name: False for k in kernels.values()} | dict.fromkeys(peers, True))
@@ -104,7 +109,7 @@ def bench(
             if budget is not None and time.monotonic() - begin > budget:
                 console.print(f"--budget: {budget:.0f} s are over, the rest is left out")
                 break
-            row = child.row(point)
+            row = child.row(point, {beforehand.FLEX: _UNREADY} if point in unready else None)
             timed += row
             console.print(table.line(row), markup=False, soft_wrap=True)
             if child.roof is not None:

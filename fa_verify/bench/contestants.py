@@ -161,4 +161,6 @@ def _flex(point: Point) -> Callable[..., Tensor]:
         )
     with contextlib.suppress(AttributeError):  # a compilation for each point, not a few in all
         torch._dynamo.config.cache_size_limit = 1 << 20  # noqa: SLF001 - the public name of it
+        torch._dynamo.config.accumulated_cache_size_limit = 1 << 20  # noqa: SLF001 - likewise
+        torch._inductor.config.compile_threads = 1  # noqa: SLF001 - many processes do that at once
     return functools.partial(_compiled(), block_mask=mask)

@@ -14,7 +14,7 @@ import torch
 
 from fa_verify import bench, loader, ttir
 from fa_verify.bench import contestants, table, timing, turns
-from fa_verify.bench.points import Point, Roof, Timed, decodes, grid
+from fa_verify.bench.points import Point, Roof, Timed, decodes, grid, spread_out
 from fa_verify.bench.timing import Stopwatch
 from fa_verify.errors import InvalidInputError, UnsupportedProblemError
 
@@ -45,9 +45,15 @@ def test_the_grid_keeps_tokens_and_width() -> None:
         grid(["forward"], ["float16"], [80, 256], causal=[True], seqlens=[512, 16384], tokens=16384)
     )
     assert [(p.head_dim, p.heads, p.seqlen, p.batch) for p in points] == [
-        (80, 25, 512, 32), (80, 25, 16384, 1), (256, 8, 512, 32), (256, 8, 16384, 1),
+        (80, 25, 512, 32), (256, 8, 512, 32), (80, 25, 16384, 1), (256, 8, 16384, 1),
     ]  # fmt: skip
     assert points[0].problem.mask.causal
+
+
+def test_every_beginning_of_what_is_spread_out_covers_all() -> None:
+    assert spread_out(range(8)) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert spread_out([512, 1024, 2048, 4096, 8192, 16384]) == [512, 8192, 2048, 1024, 16384, 4096]
+    assert all(sorted(spread_out(range(n))) == list(range(n)) for n in range(20))
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -109,6 +115,20 @@ def test_a_contestant_that_refuses_is_told_and_the_others_are_timed(
     assert row[1].error == "ValueError: no such head_dim"
     assert row[2].difference == pytest.approx(1, abs=1e-2)
     assert [fake.turns for fake in made] == [3, 3]
+
+
+@pytest.mark.parametrize(("spread", "turns_taken"), [(0.001, 3), (0.2, 7)])
+def test_a_point_ends_early_where_all_spreads_are_small(
+    spread: float, turns_taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(1.0)
+    fake.spread = spread
+    monkeypatch.setattr(Stopwatch, "of", lambda *_: fake)
+    cpu = contestants.inputs
+    monkeypatch.setattr(contestants, "inputs", lambda p, _device, seed: cpu(p, "cpu", seed))
+    one = contestants.Contestant(name="a", peer=False, prepare=lambda _p, x: lambda: (x.q,))
+    turns.take(point(), [one], rounds=7, milliseconds=1.0, at=lambda _: None)
+    assert fake.turns == turns_taken
 
 
 def test_a_contestant_that_ends_the_context_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 import torch
 
 from fa_verify.bench import beforehand, contestants, timing
@@ -17,8 +20,6 @@ from fa_verify.bench.points import Point, Roof, Timed
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
-
-    import pytest
 
 NAMES = {"a": False, "b": False, "c": True}
 ORDER = Order(
@@ -105,6 +106,15 @@ def test_nothing_is_lost_where_nothing_fails() -> None:
     assert rows(sound)[0] == [GOOD, GOOD, GOOD]
 
 
+def test_who_is_left_out_does_not_run_and_says_why() -> None:
+    child = Child(ORDER, NAMES, dies, "fork")
+    row = child.row(point(2), {"b": "not ready"})
+    child.close()
+    assert [(t.name, t.milliseconds, t.error) for t in row] == [
+        GOOD[0], ("b", 0.0, "not ready"), GOOD[2],
+    ]  # fmt: skip
+
+
 def test_a_process_that_dies_takes_one_contestant_of_one_point_with_it() -> None:
     found, _ = rows(dies)
     lost = ("b", 0.0, "its process ended with exit code 7")
@@ -131,6 +141,39 @@ def test_what_is_compiled_alike_is_one_job_of_one_sequence() -> None:
     jobs = list(beforehand.groups([point(1), point(2), point(1)]))
     assert [[p.seqlen for p in job] for job in jobs] == [[1, 2]]
     assert {p.batch for job in jobs for p in job} == {1}
+
+
+def slow(one: Point) -> list[str]:
+    """Stand in for a compilation: as many fifths of a second as the point has keys."""
+    time.sleep(0.2 * one.seqlen)
+    return [] if one.seqlen < 3 else ["flex: Error"]
+
+
+@pytest.mark.parametrize(
+    ("peers", "seconds", "failed", "unready"),
+    [
+        (["flex"], None, ["3 alike", "flex: Error"], set()),
+        (["flex"], 0.4, ["3 alike"], {3}),  # the second runs then, and is waited for
+        (["fa2"], None, ["3 alike"], set()),
+    ],
+)
+def test_points_that_flex_is_not_compiled_for_in_time_are_named(
+    peers: list[str],
+    seconds: float | None,
+    failed: list[str],
+    unready: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pool(workers: int, **_: object) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(workers)
+
+    monkeypatch.setattr(beforehand, "ProcessPoolExecutor", pool)
+    monkeypatch.setattr(beforehand, "run", lambda _, group: [f"{len(group)} alike"])
+    monkeypatch.setattr(beforehand, "run_flex", slow)
+    points = [point(1), point(2), point(3)]
+    told, waiting = beforehand.compile_all([], peers, points, 1, seconds)
+    assert sorted(told) == failed
+    assert {one.seqlen for one in waiting} == unready
 
 
 REFUSES = """

@@ -19,8 +19,8 @@ from fa_verify.bench.timing import Stopwatch
 
 SEQLEN, BATCH, WIDTH = 4096, 4, 2048
 ROUNDS, MILLISECONDS = 3, 6.0
-FIELDS = ("block_m", "block_n", "warps", "stages", "registers", "dp_first")
-FREE, DP_FIRST = None, True
+FIELDS = ("block_m", "block_n", "warps", "stages", "registers", "dp_first", "in_registers")
+FREE, DP_FIRST, IN_REGISTERS = None, True, (False, True)
 CANDIDATES = {
     "dkdv": [
         (64, 64, 4, 2, FREE), (64, 64, 4, 2, 168), (64, 64, 4, 3, FREE), (64, 64, 4, 3, 168),
@@ -31,6 +31,7 @@ CANDIDATES = {
     "dq": [
         (64, 64, 4, 2, FREE), (64, 64, 4, 3, FREE), (64, 128, 4, 2, FREE), (128, 64, 8, 3, FREE),
         (64, 32, 4, 3, FREE), (128, 32, 8, 3, FREE),
+        (64, 64, 4, 2, FREE, *IN_REGISTERS), (64, 64, 4, 3, FREE, *IN_REGISTERS),
     ],
     "atomic": [
         (64, 64, 4, 2, 168), (64, 64, 4, 2, FREE, DP_FIRST), (64, 128, 8, 2, FREE),
@@ -56,7 +57,7 @@ def launch(part, candidate, problem):
     tensors = q, k, v, do, lse, torch.zeros_like(lse)
     arguments = arguments_of(problem, q, k, v, do)
     cut = table.Tiles(
-        **dict(zip(FIELDS, candidate, strict=False))  # dp_first may be left out
+        **dict(zip(FIELDS, candidate, strict=False))  # the last two may be left out
     )
     out = torch.empty_like(q)
     if part == "dq":

@@ -89,6 +89,7 @@ def query_pass(problem, cut, tensors, dq, arguments):
     hopper_dq_kernel[(triton.cdiv(problem.seqlen_q, m) * problem.batch * problem.heads_q,)](
         *_described(tensors, cut, arguments),
         *_columns(dq, m, arguments, ""),
+        IN_REGISTERS=cut.in_registers,
         **{name: arguments[name] for name in _ARGUMENTS},
         **cut.options,
     )

@@ -16,6 +16,7 @@ class Tiles:
         stages: Tiles of a loop in shared memory at a time. At least 2: see hopper_forward.py.
         registers: Most that a thread may have; None: as many as it wants.
         dp_first: The order of products; see hopper_dkdv_kernel.
+        in_registers: Where q and do are; see hopper_dq_kernel.
     """
 
     block_m: int
@@ -24,6 +25,7 @@ class Tiles:
     stages: int
     registers: int | None = None
     dp_first: bool = False
+    in_registers: bool = False
 
     @property
     def options(self):
@@ -37,11 +39,10 @@ class Tiles:
         return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
-def _tiles(block_m, block_n, warps, stages, registers=None, *, dp_first=False):
+def _tiles(block_m, block_n, warps, stages, registers=None, **options):  # noqa: ANN003
     return Tiles(
-        block_m=block_m, block_n=block_n, warps=warps, stages=stages, registers=registers,
-        dp_first=dp_first,
-    )  # fmt: skip
+        block_m=block_m, block_n=block_n, warps=warps, stages=stages, registers=registers, **options
+    )
 
 
 # Most columns of a row of q or v: the pass: its tiles. Measured on an H200 with Triton 3.6
@@ -66,7 +67,7 @@ BACKWARD = {
     128: {
         "dkdv": _tiles(64, 64, 4, 2, dp_first=True),
         "atomic": _tiles(64, 128, 8, 2),
-        "dq": _tiles(128, 64, 8, 3),
+        "dq": _tiles(64, 64, 4, 3, in_registers=True),
     },
     256: {
         "dv": _tiles(64, 128, 8, 2),

@@ -37,7 +37,8 @@ def hopper_dkdv_kernel(
         dq_sum: float32; under ATOMIC_DQ, which needs DK, it receives dQ / softmax_scale.
     """
     blocks = tl.cdiv(seqlen_k, BLOCK_N)
-    sequence, block = sequence_and_block(blocks)  # causal: the first keys have the most queries
+    # Causal: the first keys have the most queries.
+    sequence, block = sequence_and_block(blocks, HAS_HI)
     first_key = block * BLOCK_N
     batch = sequence // heads_kv
     head_kv = sequence % heads_kv

@@ -20,11 +20,15 @@ def hopper_dq_kernel(
     heads_q, group, seqlen_q, seqlen_k, band_lo, band_hi, softmax_scale,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, BLOCK_DV: tl.constexpr, TAIL_DV: tl.constexpr,
     HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IN_REGISTERS: tl.constexpr,
 ):  # fmt: skip
-    """Write dq of BLOCK_M queries of one head. Arguments as those of hopper_dkdv_kernel."""
+    """Write dq of BLOCK_M queries of one head. Arguments as those of hopper_dkdv_kernel.
+
+    IN_REGISTERS: q and do are held there and not in shared memory, which then has room for further
+        tiles of k and v, and another program.
+    """
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
-    sequence, block = sequence_and_block(blocks)
+    sequence, block = sequence_and_block(blocks, HAS_HI)
     first_query = (blocks - 1 - block) * BLOCK_M  # causal: the last queries have the most keys
     batch = sequence // heads_q
     head_q = sequence % heads_q
@@ -34,6 +38,10 @@ def hopper_dq_kernel(
         do, do_tail, batch, head_q, first_query, BLOCK_M, BLOCK_DV, TAIL_DV
     )
     queries = first_query + tl.arange(0, BLOCK_M)
+    if IN_REGISTERS:  # what was computed is there. No value changes: rows past the end are 0.
+        inside = (queries < seqlen_q)[:, None]
+        q_tile, q_rest = tl.where(inside, q_tile, 0.0), tl.where(inside, q_rest, 0.0)
+        do_tile, do_rest = tl.where(inside, do_tile, 0.0), tl.where(inside, do_rest, 0.0)
     row_lse = load_vector(lse, sequence, first_query, BLOCK_M)
     row_delta = load_vector(delta, sequence, first_query, BLOCK_M)
     # Rows that saw no key get +inf, so that their P is 0.

@@ -45,34 +45,44 @@ def _tail_scores(
 
 
 @triton.jit
+def _seen(
+    scores, queries, first_key, seqlen_k, band_hi, HAS_HI: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Scores with -inf where a query does not see a key."""
+    keys = first_key + tl.arange(0, BLOCK_N)
+    visible = (keys < seqlen_k)[None, :]
+    if HAS_HI:
+        visible = visible & (keys[None, :] - queries[:, None] <= band_hi)
+    return tl.where(visible, scores, float("-inf"))
+
+
+@triton.jit
 def _attend(
-    q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, end, queries, seqlen_k, band_hi,
-    scale_log2, m, l, acc, acc_tail, tail_scores,  # noqa: E741
+    q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, edge, end, queries, seqlen_k,
+    band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,  # noqa: E741
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ONE_LOOP: tl.constexpr, SUM_LATE: tl.constexpr,
 ):  # fmt: skip
     """(m, l, acc, acc_tail, tail_scores) after the keys from begin to end.
 
-    MASKED: only those seen count. tail_scores are those of the block at begin, then of that at end:
-    asked for a block ahead, and started from, they cost no wait of their own.
+    MASKED: only the keys seen count; under ONE_LOOP, blocks before edge are seen whole. tail_scores
+    are those of the block at begin, then of that at end: asked for a block ahead, and started from,
+    they cost no wait of their own.
     """
-    # A tail needs two stages also here: where a tile of 16 or 32 columns lies at an address known
-    # beforehand, ptxas 12.8 (Triton 3.6, 3.7) gets the descriptor of its product wrong.
-    STAGES: tl.constexpr = 1 if MASKED and TAIL_D == 0 else None
     for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         k_tile = _load(k, batch, head_kv, first_key, 0, BLOCK_N, BLOCK_D)
         scores = tl.dot(q_tile, k_tile.T, tail_scores) if TAIL_D > 0 else tl.dot(q_tile, k_tile.T)
         if MASKED:
-            keys = first_key + tl.arange(0, BLOCK_N)
-            visible = (keys < seqlen_k)[None, :]
-            if HAS_HI:
-                visible = visible & (keys[None, :] - queries[:, None] <= band_hi)
-            scores = tl.where(visible, scores, float("-inf"))
+            if not ONE_LOOP:  # noqa: SIM114 (known when compiled)
+                scores = _seen(scores, queries, first_key, seqlen_k, band_hi, HAS_HI, BLOCK_N)
+            elif first_key >= edge:
+                scores = _seen(scores, queries, first_key, seqlen_k, band_hi, HAS_HI, BLOCK_N)
         m_new = tl.maximum(m, tl.max(scores, 1))
         shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet
         p = tl.exp2(scores * scale_log2 - (shift * scale_log2)[:, None])
         rescale = tl.exp2((m - shift) * scale_log2)
-        l = l * rescale + tl.sum(p, 1)  # noqa: E741
+        if not SUM_LATE:
+            l = l * rescale + tl.sum(p, 1)  # noqa: E741
         v_tile = _load(v, batch, head_kv, first_key, 0, BLOCK_N, BLOCK_D)
         weights = p.to(v_tile.dtype)
         acc = tl.dot(weights, v_tile, acc * rescale[:, None])
@@ -82,6 +92,8 @@ def _attend(
             tail_scores = _tail_scores(
                 q_tail, k_rest, batch, head_kv, first_key + BLOCK_N, BLOCK_D, TAIL_D, BLOCK_N
             )
+        if SUM_LATE:  # while the products run
+            l = l * rescale + tl.sum(p, 1)  # noqa: E741
         m = m_new
     return m, l, acc, acc_tail, tail_scores
 
@@ -107,7 +119,7 @@ def hopper_forward_kernel(
     sequences, heads_q, group, seqlen_q, seqlen_k, head_dim, band_hi, together, softmax_scale,
     seqlen_bucket,  # noqa: ARG001 (the autotuner's)
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_LOOP: tl.constexpr, SUM_LATE: tl.constexpr,
 ):  # fmt: skip
     """Write o and lse of BLOCK_M queries of one head.
 
@@ -120,6 +132,9 @@ def hopper_forward_kernel(
         band_hi: Query i sees key j when ``j - i <= band_hi``; read only under HAS_HI.
         together: Heads whose programs are interleaved, under HAS_HI.
         softmax_scale: Above 0.
+        ONE_LOOP: One loop over all keys asks of each block whether it needs a mask; else those
+            that do have a loop of their own, filled and drained once more.
+        SUM_LATE: The row sums are made while the products run, at the price of registers.
 
     Accumulates in float32; P is rounded to v's dtype before P V.
     """
@@ -154,15 +169,20 @@ def hopper_forward_kernel(
     tail_scores = 0.0
     if TAIL_D > 0:
         tail_scores = _tail_scores(q_tail, k_rest, batch, head_kv, begin, BLOCK_D, TAIL_D, BLOCK_N)
+    if not ONE_LOOP:
+        m, l, acc, acc_tail, tail_scores = _attend(  # noqa: E741
+            q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, interior_end,
+            queries, seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,
+            BLOCK_D, TAIL_D, HAS_HI, False, BLOCK_N, None, ONE_LOOP, SUM_LATE,
+        )  # fmt: skip
+        begin = interior_end
+    # A tail needs two stages also here: where a tile of 16 or 32 columns lies at an address known
+    # beforehand, ptxas 12.8 (Triton 3.6, 3.7) gets the descriptor of its product wrong.
+    STAGES: tl.constexpr = None if ONE_LOOP or TAIL_D > 0 else 1
     m, l, acc, acc_tail, tail_scores = _attend(  # noqa: E741
-        q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, queries,
-        seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,
-        BLOCK_D, TAIL_D, HAS_HI, False, BLOCK_N,
-    )  # fmt: skip
-    m, l, acc, acc_tail, tail_scores = _attend(  # noqa: E741
-        q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, interior_end, end, queries,
-        seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,
-        BLOCK_D, TAIL_D, HAS_HI, True, BLOCK_N,
+        q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, end,
+        queries, seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,
+        BLOCK_D, TAIL_D, HAS_HI, True, BLOCK_N, STAGES, ONE_LOOP, SUM_LATE,
     )  # fmt: skip
 
     empty = l == 0.0  # a fully masked row (the largest p of any other is 1): o = 0, lse = -inf

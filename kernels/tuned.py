@@ -76,7 +76,8 @@ def _tuning():
 
 def _text(config):
     """A configuration in words that do not change with Triton's version."""
-    values = config.kwargs | {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    on = {name: value for name, value in config.kwargs.items() if value is not False}
+    values = on | {"num_warps": config.num_warps, "num_stages": config.num_stages}
     if config.maxnreg:
         values["maxnreg"] = config.maxnreg
     return " ".join(f"{name}={value}" for name, value in values.items())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -30,20 +32,23 @@ class Extent:
 
     @classmethod
     def of(cls, problem: Problem, terms: Terms) -> Extent:
-        """Read it from the device, if there are terms."""
-        if not problem.terms:
+        """Read it from the device, at once, if there are terms."""
+        largest: dict[str, Tensor] = {}
+        bias, slopes, sinks = terms.bias, terms.slopes, terms.sinks
+        if bias is not None and bias.numel():
+            hidden = bias.isneginf()
+            largest["hides"] = hidden.any().double()
+            largest["bias"] = bias.double().masked_fill(hidden, 0.0).abs().amax()
+        if slopes is not None:
+            largest["slope"] = slopes.double().abs().amax()
+        if sinks is not None:
+            largest["sink"] = sinks.double().masked_fill(sinks.isneginf(), 0.0).abs().amax()
+        if not largest:
             return cls()
-        bias, sink, hides = 0.0, 0.0, False
-        if terms.bias is not None and terms.bias.numel():
-            hidden = terms.bias.isneginf()
-            hides = bool(hidden.any())
-            bias = float(terms.bias.double().masked_fill(hidden, 0.0).abs().amax())
-        if terms.slopes is not None:
-            furthest = problem.seqlen_q + problem.seqlen_k
-            bias += float(terms.slopes.double().abs().amax()) * furthest
-        if terms.sinks is not None:
-            sink = float(terms.sinks.double().masked_fill(terms.sinks.isneginf(), 0).abs().amax())
-        return cls(bias, sink, hides)
+        read = dict(zip(largest, torch.stack([*largest.values()]).tolist(), strict=True))
+        furthest = problem.seqlen_q + problem.seqlen_k
+        addend = read.get("bias", 0.0) + read.get("slope", 0.0) * furthest
+        return cls(addend, read.get("sink", 0.0), bool(read.get("hides")))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

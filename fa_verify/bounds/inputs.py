@@ -184,8 +184,12 @@ def inputs(
     do: Tensor | None = None,
     *,
     terms: Terms = NO_TERMS,
+    extent: Extent | None = None,
 ) -> Inputs:
-    """Convert the operands and find their ranges (one synchronisation with the device)."""
+    """Convert the operands and find their ranges (one synchronisation with the device).
+
+    How far the terms reach is found as well, unless it is given.
+    """
     q4, k4, v4 = (by_kv_head(problem, x) for x in (q, k, v))
     do4 = q4[..., :0] if do is None else by_kv_head(problem, do)
     some = [x for x in (q4, k4, v4, do4) if x.numel()]
@@ -205,7 +209,7 @@ def inputs(
         value=longest[3] * longest[2],
         problem=problem,
         terms=terms,
-        extent=Extent.of(problem, terms),
+        extent=extent or Extent.of(problem, terms),
     )
 
 
@@ -238,8 +242,9 @@ def variants(  # noqa: PLR0917 -- the operands of attention, in their usual orde
         yield model, inputs(problem, *terms.operands(problem, q, k, v), terms=terms)
         return
     tensors = (q, k, v) if do is None else (q, k, v, do)
+    extent = Extent.of(problem, terms)
     for model, operands in operand_models(problem, arithmetic, *tensors):
-        yield model, inputs(problem, *operands, terms=terms)
+        yield model, inputs(problem, *operands, terms=terms, extent=extent)
 
 
 def _dots_are_exact(problem: Problem, q: Tensor, k: Tensor) -> bool:

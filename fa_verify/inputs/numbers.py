@@ -33,7 +33,7 @@ def elements(case: Case) -> dict[str, npt.NDArray[np.float64]]:
     facts = Facts.of(p.storage, p.scale)
     q, k = QK_FAMILIES[values.qk](stream(case.seed, "qk"), p.shape_q, p.shape_k, facts)
     arrays = {
-        "q": q * values.logits,
+        "q": q if values.logits == 1.0 else q * values.logits,
         "k": k,
         "v": V_FAMILIES[values.v](stream(case.seed, "v"), p.shape_v, facts),
     }
@@ -45,8 +45,9 @@ def elements(case: Case) -> dict[str, npt.NDArray[np.float64]]:
             stored = scaled(p, name, arrays[name], values.scales, rng)
             arrays[name], arrays[f"{name}_scale"] = stored
         return arrays | _terms(case, p, facts)
-    for array in arrays.values():
-        np.clip(array, -facts.largest, facts.largest, out=array)
+    if facts.top * max(1.0, values.logits) >= facts.largest:  # else no family reaches it
+        for array in arrays.values():
+            np.clip(array, -facts.largest, facts.largest, out=array)
     return arrays | _terms(case, p, facts)
 
 
@@ -65,7 +66,7 @@ def _terms(case: Case, p: Problem, facts: Facts) -> dict[str, npt.NDArray[np.flo
         for name, (family, there, shape) in due.items()
         if there
     }
-    if "bias" in arrays and np.isneginf(arrays["bias"]).any():
+    if case.values.bias == "hides" and "bias" in arrays and np.isneginf(arrays["bias"]).any():
         _leave_a_key(p, arrays["bias"], case.seed)
     return arrays
 

@@ -33,6 +33,7 @@ __all__ = ["sample", "work"]
 
 _TRIES = 1000
 _PATIENCE = 50  # tries until a corner is taken to be outside what `accepts` takes
+_SAME_FORM = 16  # tries with one form
 Shape = tuple[str, int, int, int, int, int]
 
 
@@ -74,7 +75,9 @@ def sample(
         if reason is None:
             return with_terms(with_gaps(case, c, corner, form), c, corner, form)
         spread = None
-        form = form and f"{form}'"
+        # Mostly lengths are refused: another form for each would have a kernel compiled for many.
+        if form is not None and tried % _SAME_FORM == _SAME_FORM - 1:
+            form += "'"
     msg = (
         f"capabilities: refused {_TRIES} cases of the default distribution, the last for {reason!r}"
     )

@@ -117,8 +117,8 @@ FAULTS = (
             ),
             (
                 "launch.py",
-                'blocks = triton.cdiv(problem.seqlen_q, FORWARD["BLOCK_M"])',
-                'blocks = max(problem.seqlen_q // FORWARD["BLOCK_M"], 1)',
+                'triton.cdiv(problem.seqlen_q, FORWARD["BLOCK_M"])\n        forward_kernel[',
+                'max(problem.seqlen_q // FORWARD["BLOCK_M"], 1)\n        forward_kernel[',
             ),
         ),
     ),
@@ -166,9 +166,9 @@ FAULTS = (
         patch=(
             (
                 "forward.py",
-                "        for first_key in tl.range(begin, end, BLOCK_N):\n",
+                "        for step in tl.range(begin, end, BLOCK_N):\n",
                 (
-                    "        for first_key in tl.range(\n"
+                    "        for step in tl.range(\n"
                     "            begin + (BLOCK_N if BLOCK_M == 16 else 0), end, BLOCK_N\n"
                     "        ):\n"
                 ),

@@ -55,7 +55,10 @@ class Clock:
 
 def measure(kernels, options, title) -> None:
     from fa_verify import campaign
+    from fa_verify.backends import cards
 
+    cores, places = len(os.sched_getaffinity(0)), cards.room(cards.visible())
+    workers, lanes = cards.workers(options.workers, cores, places)
     clock = Clock(options.seconds / _PARTS)
     plan = campaign.Plan(
         backend="cuda",
@@ -63,8 +66,8 @@ def measure(kernels, options, title) -> None:
         # The last fifth of a budget is for shrinking, of which there should be none.
         seconds=options.seconds / 0.8,
         seed=options.seed,
-        workers=options.workers,
-        spare=max(0, len(os.sched_getaffinity(0)) - options.workers),
+        workers=workers,
+        lanes=options.lanes or lanes,
         memory=8 << 30,
     )
     parent = time.process_time()
@@ -74,7 +77,7 @@ def measure(kernels, options, title) -> None:
     marks = [seconds * (part + 1) / _PARTS for part in range(_PARTS)]
     counts = [sum(at <= mark for at in clock.times) for mark in marks]
     late = sum(2 / 3 * seconds < at <= seconds for at in clock.times)
-    print(f"\n{title}: {options.workers} workers")
+    print(f"\n{title}: {workers} workers, {plan.processes} processes on {cores} cores")
     print("seconds  " + "".join(f"{mark:>8.0f}" for mark in marks))
     print("cases    " + "".join(f"{count:>8,}" for count in counts))
     print(f"{late / (seconds / 3):.0f} cases a second in the last third, {counts[-1]:,} in all")
@@ -89,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("targets", nargs="*", default=["kernels/flash_attention.py"])
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--lanes", type=int, help="processes of a worker (default: as check does)")
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

@@ -69,6 +69,7 @@ def instrument(clock, backend):
         setattr(where, name, clock.timed(stage, getattr(where, name)))
 
     patch(backend, "run", "kernel")
+    patch(trial, "materialise", "inputs")
     patch(trial, "duplicate", "duplicate")
     patch(bounds, "bound_forward", "bounds forward")
     patch(bounds, "bound_backward", "bounds backward")
@@ -162,20 +163,11 @@ class Worker:
     def ready(self, variation):
         """What will be timed."""
         from fa_verify import worker
-        from fa_verify.case import Case
-        from fa_verify.inputs import materialise
 
         items, target = self.items, self.target
         if "launches" in variation:
             return functools.partial(launches, variation["launches"], self.options.backend)
-        if variation.get("inputs") == "before":
-            given = [materialise(Case.parse(case)) for case, _ in items]
-            both = [(*item, x) for item, x in zip(items, given, strict=True)]
-            return lambda: [worker.run(target, case, how, given=x) for case, how, x in both]
-        if variation.get("inputs") == "in turn":
-            return lambda: [worker.run(target, case, how) for case, how in items]
-        portions = [items[start : start + 8] for start in range(0, len(items), 8)]
-        return lambda: [worker.run_together(target, portion) for portion in portions]
+        return lambda: worker.run_together(target, items)
 
 
 def launches(size, device):
@@ -266,8 +258,6 @@ def show(title, rows):
 
 VARIATIONS = (
     ("as a campaign does", {}),
-    ("inputs made before", {"inputs": "before"}),
-    ("inputs made in turn", {"inputs": "in turn"}),
     ("judged on the card", {"on_the_cpu": -1}),
     *(
         (f"judged on the CPU up to 2^{power}", {"on_the_cpu": 1 << power})

@@ -93,7 +93,7 @@ def check(
     if long and backend != "cuda":
         msg = f"--long with backend={backend!r}: cases of 131,072 keys need a CUDA device"
         raise InvalidInputError(msg)
-    workers, spare = _workers(1 if long and not workers else workers, backend)
+    workers, lanes = _workers(1 if long and not workers else workers, backend)
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S")
     plan = campaign.Plan(
         backend=backend,
@@ -101,9 +101,9 @@ def check(
         seconds=budget,
         seed=seed,
         workers=workers,
-        spare=0 if long else spare,
+        lanes=1 if long else lanes,
         timeout=max(timeout, _LONG_TIMEOUT) if long else timeout,
-        memory=_memory(workers),
+        memory=_memory(workers * lanes),
         dtype=dtype,
         stress=stress,
         long=long,
@@ -301,16 +301,11 @@ def _load(targets: Sequence[str]) -> tuple[Kernel, ...]:
 
 
 def _workers(asked: int | None, backend: str) -> tuple[int, int]:
-    """As many processes as asked for, or cores; and how many may compile ahead of them.
-
-    On cards no more than they have room for.
-    """
+    """As many workers as asked for, or cores, and processes of each; on cards as many as fit."""
     cores = len(os.sched_getaffinity(0))
     if backend != "cuda":
-        return asked or cores, 0
-    room = cards.room(cards.visible())
-    workers = min(asked or cores, room)
-    return workers, max(0, min(cores, room) - workers)
+        return asked or cores, 1
+    return cards.workers(asked, cores, cards.room(cards.visible()))
 
 
 def _memory(workers: int) -> int:

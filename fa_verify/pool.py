@@ -45,7 +45,7 @@ class Pool:
         cap: bool,
         card: bool = False,
         spool: Path | None = None,
-        spare: int = 0,
+        lanes: int = 1,
     ) -> None:
         """Start none yet.
 
@@ -56,13 +56,16 @@ class Pool:
             cap: Have the operating system enforce that.
             card: Each works on a card, of which it takes a lease.
             spool: Folder where each process says what it is at; it goes with the pool.
-            spare: How many more may compile ahead of them.
+            lanes: Processes of a worker; cases go to whichever is free.
         """
-        self._sharing = Sharing.start() if card and workers > 1 else Sharing(None)
+        processes = workers * lanes
+        self._sharing = Sharing.start() if card and processes > 1 else Sharing(None)
         # How to run once more what runs on a shared card, which other cases may bring down.
         self._again: dict[Future[CaseRecord], Callable[[], Future[CaseRecord]]] = {}
         self._spool = spool or Path(tempfile.mkdtemp(prefix="fa-verify-"))
         self._spool.mkdir(parents=True, exist_ok=True)
+        # By target; None: nothing more is compiled ahead of the kernel's cases.
+        self._ahead: dict[str, list[Future[None]] | None] = {}
         self._deaths: dict[tuple[str, str, str], Running] = {}
         self._timeout = timeout
         start = functools.partial(
@@ -70,12 +73,11 @@ class Pool:
             timeout,
             memory,
             cap=cap,
-            on_card=(workers + spare) * card,
+            on_card=processes * card,
             pipes=self._sharing.folder,
             spool=self._spool,
         )
-        self._pool = _processes(workers, start)
-        self._spare = _processes(spare, start) if spare else None
+        self._pool = _processes(processes, start)
 
     def submit(
         self,
@@ -100,21 +102,31 @@ class Pool:
             )
         return future
 
-    def compile_ahead(self, items: Iterable[tuple[Kernel, Case, Setup]]) -> list[Future[None]]:
-        """Have spare processes run what workers will meet: it fills Triton's cache on disk.
+    def compile_ahead(self, items: Iterable[tuple[Kernel, Case, Setup]]) -> None:
+        """Compile what cases will need, before those that are submitted later.
 
-        What they find is found again by the worker that meets it, and said then.
+        What goes wrong is found again by the case itself, and said then. A kernel at which a
+        process died or hung is left to its cases.
         """
-        if self._spare is None:
-            return []
-        return [
-            self._spare.schedule(
+        for kernel, case, setup in items:
+            ahead = self._ahead.setdefault(kernel.target, [])
+            if ahead is None:
+                continue
+            future = self._pool.schedule(
                 worker.compile_ahead,
                 args=(kernel.target, str(case), str(setup)),
                 timeout=self._timeout + _GRACE,
             )
-            for kernel, case, setup in items
-        ]
+            ahead.append(future)
+            future.add_done_callback(functools.partial(self._compiled, kernel.target))
+
+    def _compiled(self, target: str, done: Future[None]) -> None:
+        if not done.cancelled() and isinstance(done.exception(), _DEATHS):
+            self._sharing.stop()
+            ahead, self._ahead[target] = self._ahead[target] or [], None
+            for future in ahead:
+                if not future.running():
+                    future.cancel()
 
     def submit_together(
         self, kernel: Kernel, items: Sequence[tuple[Case, Setup]]
@@ -186,10 +198,8 @@ class Pool:
 
     def stop(self) -> None:
         """Kill the workers."""
-        for pool in (self._pool, self._spare):
-            if pool is not None:
-                pool.stop()  # type: ignore[no-untyped-call]
-                pool.join()
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
         self._sharing.stop()
         shutil.rmtree(self._spool, ignore_errors=True)
 

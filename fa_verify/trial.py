@@ -51,19 +51,8 @@ class Trial:
         backend: Backend,
         *,
         independent: bool = True,
-        given: Inputs | None = None,
     ) -> None:
-        """Remember what to run; nothing runs yet.
-
-        Args:
-            kernel: See the attributes, as for those that follow.
-            case: See there.
-            setup: See there.
-            backend: See there.
-            independent: See there.
-            given: The case's inputs on the CPU, if they are made already; nobody else uses them.
-        """
-        self._given = given
+        """Remember what to run; nothing runs yet."""
         self.independent = independent
         self.kernel = kernel
         self.case = case
@@ -80,9 +69,7 @@ class Trial:
     @functools.cached_property
     def pristine(self) -> Inputs:
         """q, k, v, do that no kernel has touched, where the case is judged."""
-        if self._given is None:
-            return materialise(self.case, device=self.device)
-        return self._given if self.device == "cpu" else duplicate(self._given, self.device)
+        return materialise(self.case, device=self.device)
 
     @functools.cached_property
     def inputs(self) -> Inputs:

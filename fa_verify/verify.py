@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from fa_verify.backends.base import Backend, Execution, Setup
     from fa_verify.case import Case
-    from fa_verify.inputs import Inputs
     from fa_verify.kernel import Kernel
 
 __all__ = ["replay_line", "verify"]
@@ -39,7 +38,6 @@ def verify(
     independent: bool = True,
     explain: bool = False,
     others: Sequence[Case] = (),
-    given: Inputs | None = None,
 ) -> CaseRecord:
     """Run a kernel on a case, check it, and say what was found.
 
@@ -52,13 +50,12 @@ def verify(
             bound counts; a shrunken or replayed case is judged by the deterministic bound alone.
         explain: Look for the likely cause of each failure (it runs some cases beside this one).
         others: Cases on which the kernel fails likewise, for the cause must explain them too.
-        given: The case's inputs, if they are made already.
 
     Returns:
         The record. A fault of the harness itself is the verdict `error`, never an exception.
     """
     start = time.perf_counter()
-    trial = Trial(kernel, case, setup, backend, independent=independent, given=given)
+    trial = Trial(kernel, case, setup, backend, independent=independent)
     try:
         verdict, reason, failures, stats = _judge(trial, explain=explain, others=others)
         execution = trial.execution_so_far

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import os
 import resource
 from typing import TYPE_CHECKING
@@ -20,8 +19,8 @@ from fa_verify.backends import cards, make, sharing
 from fa_verify.backends.base import FAULT, Setup
 from fa_verify.case import Case
 from fa_verify.inputs import duplicate, materialise
-from fa_verify.maker import AHEAD, Maker
 from fa_verify.spool import Spool
+from fa_verify.ttir.launch.once import Busy, compile_once, impatient
 from fa_verify.verdict import Verdict
 from fa_verify.verify import verify
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fa_verify.backends.base import Backend
-    from fa_verify.inputs import Inputs
     from fa_verify.kernel import Kernel
     from fa_verify.record import CaseRecord
 
@@ -38,7 +36,6 @@ __all__ = ["compile_ahead", "run", "run_together", "start"]
 
 _LIMITS: dict[str, float] = {}
 _SPOOL = [Spool(None)]
-_MAKER: list[Maker] = []
 
 
 def start(
@@ -59,14 +56,15 @@ def start(
             far more address space than it uses).
         on_card: How many such processes lease a card and a share of its memory; 0: none does.
         pipes: Of the daemon through which processes share it (`fa_verify.backends.sharing`).
-        spool: Folder of files that say what each process is at.
+        spool: Folder of files that say what each process is at, and of locks of what is compiled.
     """
     torch.set_num_threads(1)
     _LIMITS.update(seconds=seconds, memory=memory)
     _SPOOL[:] = [Spool(spool)]
     gc.freeze()  # what the imports left: a full collection would go through it for nothing
     if on_card:
-        _MAKER[:] = [Maker()]
+        if spool is not None:
+            compile_once(spool / "compiling")
         sharing.join(pipes)
         cards.take(on_card)
     if cap:
@@ -97,12 +95,8 @@ def run(
     independent: bool = True,
     explain: bool = False,
     others: tuple[str, ...] = (),
-    given: Inputs | None = None,
 ) -> CaseRecord:
-    """Verify the kernel at ``target`` on one case; all arguments are text.
-
-    Its inputs are made unless they are given.
-    """
+    """Verify the kernel at ``target`` on one case; all arguments are text."""
     _SPOOL[0].begin(target=target, case=case, setup=setup)
     parsed = Setup.parse(setup)
     record = verify(
@@ -113,7 +107,6 @@ def run(
         independent=independent,
         explain=explain,
         others=tuple(map(Case.parse, others)),
-        given=given,
     )
     if record.verdict == Verdict.ERROR and parsed.backend == "cuda":
         _leave_if_dead()
@@ -121,30 +114,24 @@ def run(
 
 
 def compile_ahead(target: str, case: str, setup: str) -> None:
-    """Run the kernel on one case, whatever comes of it: what was compiled is in Triton's cache."""
+    """Run the kernel on one case, whatever comes of it: what was compiled is in Triton's cache.
+
+    Where another process compiles one of its kernels already, there is better to do than wait.
+    """
     parsed, how = Case.parse(case), Setup.parse(setup)
+    _SPOOL[0].begin(target=target, case=case, setup=setup)
     kernel, backend = _kernel(target), _backend(how.backend)
     inputs = duplicate(materialise(parsed), backend.device)
-    backend.run(kernel, parsed.problem, inputs, how, backward=parsed.backward)
+    try:
+        with impatient():
+            backend.run(kernel, parsed.problem, inputs, how, backward=parsed.backward)
+    except Busy:
+        _leave_if_dead()  # the card must be idle before the next case's memory is laid out
 
 
 def run_together(target: str, items: Sequence[tuple[str, str]]) -> list[CaseRecord]:
-    """Verify the kernel on some cases, each with its setup, drawn independently of any search.
-
-    On a card the inputs of the next cases are made while one is judged.
-    """
-    if not _MAKER:
-        return [run(target, case, setup) for case, setup in items]
-    (maker,) = _MAKER
-    records = []
-    for case, _ in items[:AHEAD]:
-        maker.begin(case)
-    for (case, setup), ahead in itertools.zip_longest(items, items[AHEAD:]):
-        given = maker.result(case)
-        if ahead is not None:
-            maker.begin(ahead[0])
-        records.append(run(target, case, setup, given=given))
-    return records
+    """Verify the kernel on some cases, each with its setup, drawn independently of any search."""
+    return [run(target, case, setup) for case, setup in items]
 
 
 def _leave_if_dead() -> None:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import multiprocessing
 import os
+import signal
 import stat
+import subprocess
+import sys
+import threading
 from concurrent.futures import Future
 
 import pebble
 import pytest
 
 from fa_verify import campaign, loader, plugin, worker
-from fa_verify.backends import sharing
+from fa_verify.backends import cards, sharing
 from fa_verify.backends.base import FAULT, Setup
 from fa_verify.backends.cards import Card, lease, room
 from fa_verify.backends.sharing import Sharing
 from fa_verify.campaign import running
-from fa_verify.campaign.cases import SHARD
+from fa_verify.campaign.cases import CUDA_FORMS, SHARD
 from fa_verify.case import Case
 from fa_verify.pool import Pool
 from fa_verify.record import CaseRecord
+from fa_verify.ttir.launch import once
 
 LARGE = tuple(Card(index=i, name=f"GPU-{i}", memory=24 << 30) for i in range(2))
 SMALL = (Card(index=0, name="GPU-small", memory=4 << 30),)
@@ -92,15 +98,18 @@ def daemon(folder, code):
     return str(path), told
 
 
+FINE, BROKEN, HANGS = "pass", "raise SystemExit(1)", "import time; time.sleep(60)"
+
+
 def test_sharing_starts_a_daemon_that_workers_join_until_it_ends(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     command, told = daemon(tmp_path, 0)
-    shared = Sharing.start(command)
+    shared = Sharing.start(command, FINE)
     folder = shared.folder
     sharing.join(folder)
     assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
-    assert Sharing.start(command).folder is None  # one is in charge already
+    assert Sharing.start(command, FINE).folder is None  # one is in charge already
     shared.stop(command)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
     sharing.join(folder)
@@ -114,7 +123,36 @@ def test_sharing_starts_a_daemon_that_workers_join_until_it_ends(tmp_path, monke
 def test_without_a_daemon_processes_take_turns(tmp_path, monkeypatch, code):
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     command = "no-such-command" if code is None else daemon(tmp_path, code)[0]
-    assert Sharing.start(command).folder is None
+    assert Sharing.start(command, FINE).folder is None
+
+
+@pytest.mark.parametrize("probe", [BROKEN, HANGS])
+def test_a_daemon_that_does_not_serve_is_ended_and_another_one_tried(tmp_path, monkeypatch, probe):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr(sharing, "_PATIENCE", 1.0)
+    command, told = daemon(tmp_path, 0)
+    once = tmp_path / "once"
+    second = f"import pathlib; p = pathlib.Path({str(once)!r})\nif not p.exists():\n p.touch(); "
+    shared = Sharing.start(command, second + probe)
+    assert shared.folder is not None
+    shared.stop(command)
+    said = [line.split("|")[0] + line.split("|")[3] for line in told.read_text().splitlines()]
+    assert said == ["-d", "quit -t 1", "-d", "quit -t 1"]
+    assert Sharing.start(command, probe).folder is None
+
+
+def test_the_end_of_a_daemon_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    command, _ = daemon(tmp_path, 0)
+    shared = Sharing.start(command, FINE)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    (shared.folder / "nvidia-cuda-mps-control.pid").write_text(f"{process.pid}\n")
+    threading.Thread(target=process.wait, daemon=True).start()  # as init does: no zombie stays
+    monkeypatch.setattr(sharing, "_PATIENCE", 0.5)
+    shared.stop(command)  # it does not end by itself, and is ended
+    assert process.wait(30) == -signal.SIGTERM
+    assert sharing._process(tmp_path / "none") == 0
+    sharing._wait_for(process.pid)  # nobody is there: no wait
 
 
 class _Scripted(Pool):
@@ -209,21 +247,83 @@ def test_cases_together_are_those_of_one_kernel_and_give_what_each_gives_alone()
     assert [r.tensors for r in together] == [r.tensors for r in alone]
 
 
-def test_spare_processes_run_the_first_cases_from_the_end():
+def test_a_worker_is_two_processes_where_there_are_cores_for_them():
+    assert cards.workers(8, 16, 21) == (8, 2)
+    assert cards.workers(8, 15, 21) == cards.workers(8, 16, 15) == (8, 1)
+    assert cards.workers(None, 16, 21) == (16, 1)
+    assert cards.workers(40, 16, 21) == (21, 1)  # no more than the cards have room for
+    assert cards.workers(1, 16, 21) == (1, 1)  # who asks for one wants one
+    plan = campaign.Plan(backend="cuda", workers=8, lanes=2)
+    assert plan.processes == 16
+
+
+def test_what_a_run_needs_is_compiled_ahead_form_by_form():
+    kernels = loader.load("kernels/flash_attention.py")
+    plan = campaign.Plan(backend="cuda", workers=8)
+    paged = dataclasses.replace(plan, fence="page")
+    ahead = list(running._ahead(kernels, plan))
+    assert [str(s) for *_, s in running._ahead(kernels, paged)] == [str(s) for *_, s in ahead]
+    assert len(ahead) == 2 * SHARD
+    for kernel in kernels:
+        mine = [(case, setup) for whose, case, setup in ahead if whose is kernel]
+        first = list(itertools.islice(campaign.drawn(kernel, plan), SHARD))
+        assert {case for case, _ in mine} == {case for case, _ in first}
+        assert {str(setup) for _, setup in mine} == {str(setup) for _, setup in first}
+    of_form = [setup.config % CUDA_FORMS for _, _, setup in ahead]
+    assert sorted(of_form[:24]) == sorted(2 * list(range(CUDA_FORMS)))
+    assert all(case.backward for _, case, _ in ahead[:24])
+    for alone in ({"backend": "cpu", "workers": 8}, {"backend": "cuda", "workers": 1}):
+        assert not list(running._ahead(kernels, campaign.Plan(**alone)))
+    assert not list(running._ahead(kernels, campaign.Plan(backend="cuda", workers=8, long=True)))
+
+
+def test_a_kernel_that_kills_who_compiles_it_is_left_to_its_cases(tmp_path):
+    kernels = loader.load("kernels/flash_attention.py")
+    case, setup = Case.parse("pass=fwd s=4x4 d=8 dtype=float32 seed=1"), Setup(backend="cuda")
+    pool = _Scripted(tmp_path)
+    started = []
+    pool._pool.schedule = lambda *_, **__: started.append(Future()) or started[-1]
+    pool.compile_ahead((kernel, case, setup) for kernel in kernels for _ in range(3))
+    assert len(started) == 6
+    started[0].set_result(None)
+    started[1].set_running_or_notify_cancel()
+    started[1].set_exception(died())
+    assert [future.cancelled() for future in started] == [False, False, True] + [False] * 3
+    assert pool._sharing.folder is None
+    pool.compile_ahead((kernel, case, setup) for kernel in kernels)
+    assert len(started) == 7  # the other kernel's
+    pool.stop()
+
+
+def test_processes_compile_ahead():
     (kernel,) = loader.load("kernels/flash_attention.py:flash")
-    plan = campaign.Plan(backend="cpu", cases=2, spare=1)
-    ahead = list(running._first((kernel,), plan))
-    assert [case for _, case, _ in ahead] == [c for c, _ in campaign.drawn(kernel, plan)][::-1]
-    pool = running._pool(plan)
+    small = Case.parse("pass=fwd s=4x4 d=16 dtype=float16 seed=1")
+    pool = running._pool(campaign.Plan(backend="cpu"))
     try:
-        small = Case.parse("pass=fwd s=4x4 d=16 dtype=float16 seed=1")
-        done = pool.compile_ahead([(kernel, small, Setup())])
-        assert [future.result() for future in done] == [None]
+        pool.compile_ahead([(kernel, small, Setup())])
+        (future,) = pool._ahead[kernel.target]
+        assert future.result() is None
     finally:
         pool.stop()
-    pool = running._pool(campaign.Plan(backend="cpu"))
-    assert pool.compile_ahead(ahead) == []
-    pool.stop()
+
+
+def test_a_case_whose_kernel_is_being_compiled_is_left_alone(monkeypatch):
+    left = []
+
+    class Backend:
+        device = "cpu"
+
+        def run(self, *_, **__):
+            assert not once._patient.get()
+            raise once.Busy
+
+    monkeypatch.setattr(worker, "_backend", lambda _: Backend())
+    monkeypatch.setattr(worker, "_leave_if_dead", lambda: left.append(1))
+    worker.compile_ahead(
+        "kernels/flash_attention.py:flash", "pass=fwd s=4x4 d=16 dtype=float16 seed=1", str(Setup())
+    )
+    assert left == [1]
+    assert once._patient.get()
 
 
 def test_the_first_cases_of_a_set_of_forms_are_spread_over_workers():
@@ -274,3 +374,14 @@ def test_a_run_on_a_card_compiles_few_forms_each_in_one_configuration():
     assert sorted(config for configs in forms.values() for config in configs) == list(range(12))
     other = campaign.drawn(kernel, campaign.Plan(backend="cuda", cases=12, seed=1))
     assert {case.problem.head_dim for case, _ in other} != {c.problem.head_dim for c, _ in drawn}
+
+
+def test_lengths_that_a_kernel_refuses_cost_no_form():
+    """It is asked again with other lengths; each new form would be compiled."""
+    (kernel,) = loader.load("kernels/cached_attention.py:decode_paged")
+    drawn = [
+        case.problem
+        for case, _ in campaign.drawn(kernel, campaign.Plan(backend="cuda", cases=96, seed=7))
+    ]
+    forms = {(p.head_dim, p.head_dim_v, p.dtype, p.dot_precision, p.softcap) for p in drawn}
+    assert len(forms) <= 24  # 12 forms; with another for each refusal there were 60

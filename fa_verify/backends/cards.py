@@ -20,7 +20,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Card", "Lease", "lease", "room", "take", "visible"]
+__all__ = ["Card", "Lease", "lease", "room", "take", "visible", "workers"]
 
 # What judging a tile of 2^24 logits takes at most (`fa_verify.reference`): 128 MiB for each float64
 # intermediate, of which the bounds of the backward pass hold some twenty at a time, and twice that
@@ -65,6 +65,21 @@ def room(cards: Sequence[Card]) -> int:
     return sum(card.slots for card in cards)
 
 
+def workers(asked: int | None, cores: int, places: int) -> tuple[int, int]:
+    """How many workers, and how many processes each is: two where there are cores for them.
+
+    Args:
+        asked: How many were asked for; None: as many as there are cores.
+        cores: Of the machine.
+        places: What `room` says.
+
+    >>> workers(8, 16, 21), workers(None, 16, 21), workers(8, 8, 21), workers(1, 16, 21)
+    ((8, 2), (16, 1), (8, 1), (1, 1))
+    """
+    count = min(asked or cores, places)
+    return count, 2 if 1 < count <= min(cores, places) // 2 else 1
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lease:
     """The right to work on a card, for as long as the process lives or until it is given back."""
@@ -77,14 +92,14 @@ class Lease:
         """Let another process have the slot."""
         os.close(self._file)
 
-    def share(self, workers: int, free: int) -> float:
+    def share(self, processes: int, free: int) -> float:
         """The part of the card's memory that its holder may use.
 
         Args:
-            workers: How many of its kind work on the card.
+            processes: How many of its kind work on the card.
             free: Bytes that nobody uses now.
         """
-        return _USABLE * min(1 / workers, free / self.card.memory)
+        return _USABLE * min(1 / processes, free / self.card.memory)
 
 
 def lease(
@@ -129,17 +144,17 @@ def _locked(path: Path) -> int | None:
     return file
 
 
-def take(workers: int) -> Lease | None:
+def take(processes: int) -> Lease | None:
     """Lease a card for this process, make it the current one and cap its memory.
 
     Args:
-        workers: How many processes of the run do so.
+        processes: How many of the run do so.
     """
     cards = visible()
     held = lease(cards)
     if held is not None:
         torch.cuda.set_device(held.card.index)
         free, _ = torch.cuda.mem_get_info(held.card.index)
-        share = held.share(-(-min(workers, room(cards)) // len(cards)), free)
+        share = held.share(-(-min(processes, room(cards)) // len(cards)), free)
         torch.cuda.set_per_process_memory_fraction(share, held.card.index)
     return held

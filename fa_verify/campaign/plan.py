@@ -23,8 +23,8 @@ class Plan:
         cases: Cases for each kernel; None: as many as the budget allows.
         seconds: Budget of the whole run, shrinking included; None: no limit.
         seed: The run's seed; every shard's follows from it.
-        workers: Processes.
-        spare: Further processes, which compile ahead of them (CUDA).
+        workers: How many cases are in work at a time, on a card `lanes` times as many.
+        lanes: Processes of a worker (CUDA): what a case takes is mostly a processor's time.
         timeout: Seconds that one case may take.
         memory: Bytes that one worker may allocate.
         max_failures: Failing cases after which a kernel gets no more cases.
@@ -45,7 +45,7 @@ class Plan:
     seconds: float | None = None
     seed: int = 0
     workers: int = 1
-    spare: int = 0
+    lanes: int = 1
     timeout: float = 60.0
     memory: int = 8 << 30
     max_failures: int = 10
@@ -57,6 +57,11 @@ class Plan:
     long: bool = False
     fence: Mode = "poison"
     spool: Path | None = None
+
+    @property
+    def processes(self) -> int:
+        """Of all workers."""
+        return self.workers * self.lanes
 
 
 class Listener(Protocol):

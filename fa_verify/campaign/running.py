@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import operator
 import time
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -15,7 +16,15 @@ from concurrent.futures import (
 )
 from typing import TYPE_CHECKING
 
-from fa_verify.campaign.cases import SHARD, compiles, further, numbered, setup_of
+from fa_verify.backends.fences.fence import POISON
+from fa_verify.campaign.cases import (
+    CUDA_FORMS,
+    SHARD,
+    compiles,
+    further,
+    numbered,
+    setup_of,
+)
 from fa_verify.campaign.smallest import distinct, smallest
 from fa_verify.faults import located
 from fa_verify.pool import Pool
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["replay", "run"]
 
 _TOGETHER = 16  # cases that a worker on a card gets at a time
+_AHEAD = 2  # cases that are compiled for before each of the first ones: faster than those are met
 
 
 def run(
@@ -54,7 +64,6 @@ def run(
         if examples is not None:
             listener = _Remembering(listener, examples)
             known = [item for kernel in kernels for item in _known(kernel, plan, examples)]
-        pool.compile_ahead(_first(kernels, plan))
         failed = _verify_all(pool, kernels, plan, listener, last_start, known=known)
         _shrink_all(pool, failed, plan, listener, end)
     finally:
@@ -70,15 +79,28 @@ def _pool(plan: Plan) -> Pool:
         cap=not card,
         card=card,
         spool=plan.spool,
-        spare=plan.spare,
+        lanes=plan.lanes,
     )
 
 
-def _first(kernels: tuple[Kernel, ...], plan: Plan) -> Iterator[tuple[Kernel, Case, Setup]]:
-    """The first shard from its end, where workers get to last: all forms, and most variants."""
-    every = _work(kernels, plan, collections.Counter())
-    for item in reversed(list(itertools.islice(every, SHARD * len(kernels)))):
-        yield item.kernel, item.case, item.setup
+def _ahead(kernels: tuple[Kernel, ...], plan: Plan) -> Iterator[tuple[Kernel, Case, Setup]]:
+    """What is compiled before it is judged: the first shard of each kernel, on a card.
+
+    First a case of each form with a backward pass, which compiles all of the form's kernels, then
+    one without, and so on: neighbours are of different forms, so that all processes are busy.
+    Between poison, where a fault is rare: it would end the process, and tell nothing new.
+    """
+    if plan.backend != "cuda" or plan.long or plan.processes == 1:
+        return
+    met: collections.Counter[tuple[str, int, bool]] = collections.Counter()
+    ranked = []
+    for kernel in kernels:
+        for index, case in itertools.islice(numbered(kernel, plan), SHARD):
+            kind = (kernel.target, index % CUDA_FORMS, case.backward)
+            setup = dataclasses.replace(setup_of(plan, index), fence=POISON)
+            ranked.append(((met[kind], not case.backward), (kernel, case, setup)))
+            met[kind] += 1
+    yield from (item for _, item in sorted(ranked, key=operator.itemgetter(0)))
 
 
 def _shrink_all(
@@ -97,7 +119,7 @@ def _shrink_all(
         mine = [other for whose, other in failed if whose is kernel]
         return smallest(pool, kernel, record, plan, mine)
 
-    with ThreadPoolExecutor(plan.workers) as threads:
+    with ThreadPoolExecutor(plan.processes) as threads:
         started = [threads.submit(small, *item) for item in distinct(failed, plan.shrinks)]
         for future in as_completed(started):
             shrunk = future.result()
@@ -120,14 +142,18 @@ def _verify_all(
     running: dict[Future[CaseRecord], _Item] = {}
     more: collections.deque[_Item] = collections.deque()
     work = itertools.chain(known, _work(kernels, plan, failures))
+    ahead = _ahead(kernels, plan)
+    pool.compile_ahead(itertools.islice(ahead, 2 * plan.processes))
     exhausted = False
     together = _together(kernels, plan)
     while True:
-        while not exhausted and len(running) < 2 * plan.workers * together:
+        while not exhausted and len(running) < 2 * plan.processes * together:
             items = _next(more, work, together)
             if not items or (last_start is not None and time.monotonic() > last_start):
                 exhausted = True
                 break
+            if items[0].compiles:
+                pool.compile_ahead(itertools.islice(ahead, _AHEAD))
             running.update(zip(_start(pool, items), items, strict=True))
         if not running:
             return failed
@@ -147,7 +173,7 @@ def _verify_all(
 
 def _together(kernels: tuple[Kernel, ...], plan: Plan) -> int:
     """Cases that a worker gets at a time: several where one takes hundredths of a second."""
-    few = plan.cases is not None and plan.cases * len(kernels) < 4 * plan.workers * _TOGETHER
+    few = plan.cases is not None and plan.cases * len(kernels) < 4 * plan.processes * _TOGETHER
     return 1 if plan.backend == "cpu" or plan.long or few else _TOGETHER
 
 

@@ -25,7 +25,7 @@ from fa_verify.errors import InvalidInputError, KernelLoadError
 from fa_verify.examples import Examples
 from fa_verify.record import CaseRecord, End, Shrunk, Start, Writer
 from fa_verify.report import files, table
-from fa_verify.report.summary import exit_code, summarise
+from fa_verify.report.summary import exit_code, finished, summarise
 from fa_verify.sanitizers import sample
 from fa_verify.trial import RUN_CASES, RUN_RISK
 from fa_verify.verdict import Verdict
@@ -115,7 +115,8 @@ def check(
     kept = None if examples is None else Examples(examples)
     known = sum(len(kept.of(kernel, backend=backend)) for kernel in kernels) if kept else 0
     show = _Show(console, writer, plan, len(kernels), known)
-    show.write(start_line(targets, seed, backend))
+    start = start_line(targets, seed, backend)
+    show.write(start)
     try:
         with show.progress:
             campaign.run(kernels, plan, show, kept)
@@ -124,10 +125,11 @@ def check(
         summary = summarise(show.lines)
         code = exit_code(summary, strict=strict)
         seconds = time.monotonic() - begin
-        show.write(End(seconds=seconds, cases=summary.cases, exit_code=code))
+        end = End(seconds=seconds, cases=summary.cases, exit_code=code)
+        show.write(end)
     finally:
         writer.close()
-    summary = summarise(show.lines)
+    summary = finished(summary, start, end)
     table.show(console, summary)
     for path in (writer.path, *files.write(summary, folder)):
         console.print(Text(f"  {path}", style="dim"), soft_wrap=True)

@@ -22,7 +22,7 @@ from fa_verify.verdict import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Summary", "exit_code", "summarise"]
+__all__ = ["Summary", "exit_code", "finished", "summarise"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +131,12 @@ def summarise(lines: Iterable[Line]) -> Summary:
         coverage=coverage(results),
         sanitized=tuple(sanitized),
     )
+
+
+def finished(summary: Summary, start: Start, end: End) -> Summary:
+    """The same of a run that has ended since: how long it took is known."""
+    records = [result.record for result in summary.results]
+    return dataclasses.replace(summary, facts=gather([start], [end], records))
 
 
 def exit_code(summary: Summary, *, strict: bool = False) -> int:

@@ -11,7 +11,7 @@ from fa_verify.errors import InvalidInputError
 from fa_verify.record import CaseRecord, End, FailureRecord, Shrunk, Start, TensorStats
 from fa_verify.report.faults import families
 from fa_verify.report.headline import caveats, headline, word
-from fa_verify.report.summary import exit_code, summarise
+from fa_verify.report.summary import exit_code, finished, summarise
 from fa_verify.report.text import clean, lines, number, shorten
 from fa_verify.verdict import Verdict
 
@@ -49,6 +49,12 @@ def test_a_killed_run_says_so(run):
     summary = summarise(run(cases=30)[:-1])
     assert not summary.facts.complete
     assert "killed" in " ".join(caveats(summary))
+
+
+def test_a_summary_learns_that_its_run_has_ended(run):
+    found = run(cases=30)
+    summary = summarise(found[:-1])
+    assert finished(summary, found[0], found[-1]) == summarise(found) != summary
 
 
 def test_counts_add_up(run):

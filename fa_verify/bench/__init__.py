@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _NOTHING = 3
-_COMPILING = 0.4  # of the budget: flex_attention's 240 compilations take 10 cores 90 s, of 300
+_COMPILING = 0.5  # of the budget: flex_attention compiles for each point, 2 s forward, 5 s backward
 _UNREADY = "unavailable: not compiled within its part of --budget"
 
 

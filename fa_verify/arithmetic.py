@@ -49,6 +49,8 @@ class Arithmetic:
             fraction bits. 1 where they are converted to fp16 or bf16 before.
         fp8_promoted: Products after which a sum of P V, of fp8 operands, is added to one in
             float32; None: never.
+        dequantized: Format that fp8 operands are rounded to once they are multiplied by their
+            scales, before the dots; None: the dots read them as they are stored.
         merged_by_lse: Whether keys are split between programs whose o are merged with the weights
             exp(lse of a part - lse of all), both rounded to float32 (split-KV decoding).
         tanh_ulps: Absolute error of softcap's tanh in units of 2^-24; 20 covers the usual forms
@@ -71,6 +73,7 @@ class Arithmetic:
     dot_ulps: float = 1.0
     fp8_dot_ulps: float = 2176.0
     fp8_promoted: int | None = None
+    dequantized: Literal["bfloat16"] | None = None
     merged_by_lse: bool = False
     tanh_ulps: float = 20.0
 

@@ -41,6 +41,7 @@ class Kernel:
     reverse: bool = False
     order: int = 0
     unit: tensor_core.Unit = tensor_core.FP8
+    dequantized: bool = False
     bug: str = ""
 
     def forward(self, problem, x):
@@ -65,9 +66,14 @@ class Kernel:
             vs = ks
         if self.bug == "no scale of k":
             ks = np.ones_like(ks)
+        if self.dequantized:
+            q, k, v = (
+                floats.round_to(a * b[:, None], "bf16") for a, b in ((q, qs), (k, ks), (v, vs))
+            )
+            qs, ks, vs = (np.ones_like(b) for b in (qs, ks, vs))
         along = np.random.default_rng(self.order).permutation(q.shape[1])
         q, k = (q, k) if not self.order else (q[:, along], k[:, along])
-        s = self._dot(q, k.T, np.zeros((len(q), len(k)), np.float32))
+        s = q @ k.T if self.dequantized else self._dot(q, k.T, np.zeros((len(q), len(k)), "f4"))
         s = s * (qs * np.float32(problem.scale))[:, None] * ks[None]
         if problem.softcap:
             cap = np.float32(problem.softcap)
@@ -151,7 +157,9 @@ def trials(draw):
         order=draw(st.integers(0, 3)),
     )  # fmt: skip
     if kernel.p == "bf16":
-        kernel = dataclasses.replace(kernel, p_scale=1.0, l_rounded=False)
+        kernel = dataclasses.replace(
+            kernel, p_scale=1.0, l_rounded=False, dequantized=draw(st.booleans())
+        )
     values = Values(
         qk=draw(st.sampled_from(sorted(QK_FAMILIES))), v=draw(st.sampled_from(sorted(V_FAMILIES))),
         scales=draw(st.sampled_from(sorted(SCALE_FAMILIES))),
@@ -166,6 +174,7 @@ def declared(kernel):
         p_scale=kernel.p_scale,
         l_from_rounded_p=kernel.l_rounded,
         fp8_promoted=None if kernel.chain else kernel.block_n,
+        dequantized="bfloat16" if kernel.dequantized else None,
     )
 
 
@@ -197,8 +206,16 @@ ADVERSE = Values(qk="one-hot", v="offset", scales="coarse")
         (Kernel(), Arithmetic(p_dtype="bfloat16"), Values(v="offset", scales="coarse")),
         (Kernel(unit=COARSER), Arithmetic(), Values(qk="uniform-positive", v="indicator")),
         (Kernel(l_rounded=True), Arithmetic(), Values(qk="two-level", scales="coarse", v="ones")),
+        (
+            Kernel(p="bf16", dequantized=True),
+            Arithmetic(p_dtype="bfloat16"),
+            Values(qk="uniform-positive", scales="coarse", logits=30.0),
+        ),
     ],
-    ids=["no scale", "another's scale", "saturates", "not lifted", "P in e4m3", "8 bits", "l"],
+    ids=[
+        *("no scale", "another's scale", "saturates", "not lifted", "P in e4m3", "8 bits", "l"),
+        "rounded operands",
+    ],
 )
 def test_a_fault_leaves_det(kernel, arithmetic, values):
     problem = PROBLEM if values.logits == 1 else PROBLEM.resized(8, 1500)
@@ -206,7 +223,7 @@ def test_a_fault_leaves_det(kernel, arithmetic, values):
     assert max(found) > 1
     right = dataclasses.replace(
         kernel, bug="", p="bf16" if arithmetic.p_dtype == "bfloat16" else "f8E4M3FN",
-        p_scale=arithmetic.p_scale, unit=tensor_core.FP8, l_rounded=False,
+        p_scale=arithmetic.p_scale, unit=tensor_core.FP8, l_rounded=False, dequantized=False,
     )  # fmt: skip
     assert max(max(judged(problem, arithmetic, right, values, seed)) for seed in range(6)) <= 1
 

@@ -251,6 +251,18 @@ def test_a_right_function_passes_and_a_wrong_one_fails():
     assert {f.check for f in record.failures} == {"contract"}
 
 
+def test_a_failure_says_which_declaration_would_mend_it():
+    (right,) = loader.load(f"{KERNELS / 'launch_fp8.py'}:fp8")
+    strict = dataclasses.replace(right.arithmetic, p_dtype="bfloat16")
+    kernel = dataclasses.replace(right, arithmetic=strict)
+    line = (
+        "pass=fwd s=40x90 d=16 dtype=bfloat16 fp8=head v.values=offset scales.values=coarse seed=1"
+    )
+    record = verify(Case.parse(line), kernel, Setup(), CpuBackend(), explain=True)
+    texts = " ".join(f.diagnosis for f in record.failures)
+    assert "would pass if P in float8_e4m3fn were declared" in texts or "P in e4m3" in texts
+
+
 def test_the_kernel_that_casts_p_to_e4m3_passes():
     (kernel,) = loader.load(f"{KERNELS / 'launch_fp8.py'}:fp8")
     drawn = distribution.draw(1, 8, kernel.takes, max_elements=20_000)

@@ -14,7 +14,7 @@ from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
 from fa_verify.checks import numerics
-from fa_verify.diagnosis.looser import _variants, looser
+from fa_verify.diagnosis.looser import _of_fp8, _variants, looser
 from fa_verify.kernel import Grads, Kernel, Outputs
 from fa_verify.trial import Trial
 
@@ -54,8 +54,10 @@ def test_the_tightest_declaration_that_explains_it_is_named(kernel, declared, sa
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_field_that_a_bound_reads_is_tried(dtype):
-    declared = Arithmetic(block_n=64, ds_scale="before")
-    tried = [arithmetic for _, arithmetic in _variants(declared, dtype, "")]
+    declared = Arithmetic(
+        block_n=64, ds_scale="before", p_scale=2.0, fp8_promoted=32, fp8_dot_ulps=1.0
+    )
+    tried = [arithmetic for _, arithmetic in (*_variants(declared, dtype, ""), *_of_fp8(declared))]
     loosened = {
         field.name
         for field in dataclasses.fields(Arithmetic)

@@ -56,7 +56,8 @@ class Model:
         object.__setattr__(self, "ds", self._cast(self.arithmetic.ds_dtype))
 
     def _cast(self, dtype: str) -> Cast | None:
-        name = self.problem.storage if dtype == "input" else dtype
+        read = self.arithmetic.dequantized if self.problem.fp8 else None
+        name = (read or self.problem.storage) if dtype == "input" else dtype
         if name != "float32":
             return Cast(FORMATS[name])
         return None if self.tf32 is None else Cast(TF32, truncates=self.tf32)
@@ -90,8 +91,8 @@ class Model:
 
     def logit_dot(self) -> float:
         """Error of q k^T, relative to the sum of |products|; (B5), (B69)."""
-        if not self.problem.fp8:
-            return self.dot(self.problem.head_dim)
+        if not self.problem.fp8 or self.arithmetic.dequantized:
+            return self.dot(self.problem.head_dim) + 2.01 * self.dequantization
         return 0.0 if self.exact_dots else self.fp8_dot(self.problem.head_dim)
 
     def value_dot(self, keys: int) -> float:
@@ -154,9 +155,15 @@ class Model:
         return (8 + self.problem.dropout * self.kept) * U if self.problem.dropout else 0.0
 
     @property
+    def dequantization(self) -> float:
+        """Relative error of an fp8 operand that is rounded once it is scaled; (B71)."""
+        form = self.arithmetic.dequantized if self.problem.fp8 else None
+        return FORMATS[form].unit_roundoff if form else 0.0
+
+    @property
     def value_error(self) -> float:
-        """Relative error of what P or P V is multiplied by: dropout's factor, v's scale; (B68)."""
-        return self.keep_error + (2 * U if self.problem.fp8 else 0.0)
+        """Relative error of V, and of what P V is multiplied by: dropout, a scale; (B62), (B68)."""
+        return self.keep_error + (2 * U if self.problem.fp8 else 0.0) + self.dequantization
 
     @property
     def p_tiny(self) -> float:

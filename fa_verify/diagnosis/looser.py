@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import bounds
+from fa_verify.arithmetic import DEFAULT, Arithmetic
 from fa_verify.checks.observed import GRADIENTS, comparisons
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fa_verify.arithmetic import Arithmetic
     from fa_verify.bounds import Bounded
     from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
@@ -37,7 +37,9 @@ def looser(trial: Trial, cause: str = "") -> str:
     broken = any(bool(part.broken.any()) for part in comparisons(trial).values())
     if not parts or broken or p.batch * p.heads_q * p.seqlen_q * p.seqlen_k > _MAX_LOGITS:
         return ""
-    for text, arithmetic in _variants(trial.kernel.arithmetic, p.dtype, cause):
+    tried = [*_variants(trial.kernel.arithmetic, p.dtype, cause)]
+    tried += _of_fp8(trial.kernel.arithmetic) if p.fp8 and not cause else []
+    for text, arithmetic in tried:
         if all(_inside(part, bounded) for part, bounded in _bounds(trial, parts, arithmetic)):
             return f"it would pass if {text} were declared"
     return ""
@@ -45,7 +47,7 @@ def looser(trial: Trial, cause: str = "") -> str:
 
 def _variants(declared: Arithmetic, dtype: str, cause: str) -> Iterator[tuple[str, Arithmetic]]:
     if "P is rounded" in cause or "dS is rounded" in cause:
-        for form in ("bfloat16", "float16"):
+        for form in ("bfloat16", "float16", "float8_e4m3fn"):
             if form != dtype and form in cause:
                 p, ds = ({name: form} for name in ("p_dtype", "ds_dtype"))
                 yield f"P in {form}", dataclasses.replace(declared, **p)  # type: ignore[arg-type]
@@ -60,6 +62,19 @@ def _variants(declared: Arithmetic, dtype: str, cause: str) -> Iterator[tuple[st
         yield "exp2 by a polynomial of degree 3", polynomial
     if not cause:
         yield from _without_a_cause(declared, dtype)
+
+
+def _of_fp8(declared: Arithmetic) -> list[tuple[str, Arithmetic]]:
+    """What a bound of fp8 operands reads beside."""
+    looser: tuple[tuple[str, dict[str, object]], ...] = (
+        ("sums of P V that are never promoted", {"fp8_promoted": None}),
+        ("sums of fp8 products in 14 bits", {"fp8_dot_ulps": DEFAULT.fp8_dot_ulps}),
+        ("P in e4m3", {"p_dtype": "float8_e4m3fn"}),
+        ("P in e4m3 without a scale", {"p_dtype": "float8_e4m3fn", "p_scale": 1.0}),
+        ("operands rounded to bfloat16 once scaled", {"dequantized": "bfloat16"}),
+    )
+    found = ((text, dataclasses.replace(declared, **fields)) for text, fields in looser)  # type: ignore[arg-type]
+    return [(text, arithmetic) for text, arithmetic in found if arithmetic != declared]
 
 
 def _without_a_cause(declared: Arithmetic, dtype: str) -> Iterator[tuple[str, Arithmetic]]:

@@ -203,6 +203,53 @@ def test_the_committed_tables_are_those_of_the_committed_lines(name: str) -> Non
     assert table.markdown(roof, timed) == (folder / f"{name}.md").read_text()
 
 
+def test_points_without_a_compiled_flex_say_so_and_the_budget_is_shared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits: list[float | None] = []
+
+    class Child:
+        roof = Roof(device="card", torch="2", triton="3", tflops={"float16": 800.0})
+
+        def __init__(self, _order: object, names: dict[str, bool]) -> None:
+            self.names = names
+
+        def row(self, one: Point, left_out: dict[str, str] | None = None) -> list[Timed]:
+            why = left_out or {}
+            return [
+                Timed(
+                    point=one,
+                    name=n,
+                    peer=p,
+                    milliseconds=float(n not in why),
+                    error=why.get(n, ""),
+                )
+                for n, p in self.names.items()
+            ]
+
+        def close(self) -> None:
+            pass
+
+    def compiled(_targets: object, _peers: object, points: list[Point], *rest: object) -> object:
+        limits.append(rest[1])  # type: ignore[arg-type]
+        return [], frozenset(p for p in points if p.seqlen == 256)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(bench, "Child", Child)
+    monkeypatch.setattr(bench.beforehand, "compile_all", compiled)
+    options = {**OPTIONS, "seqlens": [128, 256], "peers": ["flex"], "workers": 2, "budget": 60.0}
+    target = str(ROOT / "kernels/flash_attention.py:flash")
+    assert bench.bench([target], tmp_path, **options) == 0
+    text = (tmp_path / "bench.md").read_text()
+    assert limits == [30.0]
+    assert [
+        line.split("|")[3].strip() != "-"
+        for line in text.splitlines()
+        if line[:3] in ("| 1", "| 2")
+    ] == [True, False]
+    assert "* flex: unavailable: not compiled" in text
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_without_a_card_it_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="CUDA device"):

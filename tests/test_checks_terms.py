@@ -19,6 +19,7 @@ from fa_verify.record import CaseRecord
 from fa_verify.trial import Trial
 from fa_verify.verdict import Verdict
 from fa_verify.verify import verify
+from fa_verify.zoo.defects import planted, rows
 
 TARGET = Path(__file__).parent / "targets" / "termed.py"
 KERNELS = {kernel.name: kernel for kernel in loader.load(str(TARGET))}
@@ -174,6 +175,18 @@ def test_causes_are_named(name, said):
     record = _run(name, text.format(given), explain=True)
     assert record.verdict == Verdict.FAIL
     assert any(said in f.diagnosis for f in record.failures), record.failures
+
+
+def test_a_gradient_of_a_bias_that_lacks_a_sum_is_named(tmp_path):
+    row = next(row for row in rows() if row.name == "dbias-broadcast")
+    (kernel,) = loader.load(planted([row], tmp_path)[row])
+    said = "dbias is not summed over the queries: it is that of the last one"
+    for axes, due in (("k", True), ("bk", True), ("hk", True), ("qk", False)):
+        text = f"pass=bwd b=2 h=4/2 s=19x23 d=16 dtype=float16 bias={axes} seed=4"
+        record = verify(Case.parse(text), kernel, Setup(), CpuBackend(), explain=True)
+        found = [f.diagnosis for f in record.failures if f.tensor == "dbias"]
+        assert (found != []) is due
+        assert all(text.startswith(said) for text in found), found
 
 
 @pytest.mark.parametrize(("early", "said"), [(True, True), (False, False)])

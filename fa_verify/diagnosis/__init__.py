@@ -122,15 +122,15 @@ def _sentence(
     if failure.check == "contract" and "grid=" in failure.message:
         return "an axis of the launch's grid is longer than CUDA allows: only axis 0 passes 65535"
     if failure.check not in _BY_VALUE or name not in evidence.seen:
-        return _of_no_head(trials[0], failure)
+        return _of_no_head(trials, failure)
     return _value(trials, failure, evidence, causes)
 
 
-def _of_no_head(trial: Trial, failure: Failure) -> str:
+def _of_no_head(trials: Sequence[Trial], failure: Failure) -> str:
     """The cause of a failure that no head's values say anything of."""
     if failure.check == "numerics" and failure.tensor in SUMMED:
-        return summed(trial, failure.tensor) or _UNKNOWN
-    finite = finite_mask(trial) if failure.check == "masking" else ""
+        return summed(trials, failure.tensor) or _UNKNOWN
+    finite = finite_mask(trials[0]) if failure.check == "masking" else ""
     return finite or _FIXED.get(failure.check, "")
 
 

@@ -2,33 +2,92 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
+from fa_verify import bounds
 from fa_verify.checks.observed import comparisons
+from fa_verify.layouts import BHSD
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from fa_verify.checks.comparison import Comparison
     from fa_verify.trial import Trial
 
 __all__ = ["summed"]
 
 _FEW = 4  # elements: fewer, the more so if they add up to 0, are any others times a factor
 _NEAR = 4.0  # bounds: as near as a right kernel's errors, generously (`fa_verify.diagnosis.score`)
+_ALIKE = 0.02  # how far the factors of two cases may be apart, relatively
+_AXES = {"b": "sequences", "h": "heads", "q": "queries", "k": "keys"}
 
 
-def summed(trial: Trial, name: str) -> str:
-    """The sentence for a gradient that is the right one times a factor; else ""."""
-    part = comparisons(trial)[name]
-    judged = part.judged & (part.reference.abs() > 2 * _NEAR * part.bounded.det)
-    got, reference, det = (x[judged] for x in (part.got, part.reference, part.bounded.det))
-    if not len(got):
+def summed(trials: Sequence[Trial], name: str) -> str:
+    """The sentence that fits every trial whose gradient of this name is wrong; else ""."""
+    found = [(trial, comparisons(trial).get(name)) for trial in trials]
+    wrong = [(trial, part) for trial, part in found if part is not None and _is_wrong(part)]
+    sentences = [list(_sentences(trial, part, name)) for trial, part in wrong]
+    for sentence in sentences[0] if sentences else ():
+        if all(sentence in others for others in sentences):
+            return sentence
+    factors = [_factor(part) for _, part in wrong]
+    known = [x for x in factors if x is not None]
+    if not known or len(known) < len(factors) or max(known) - min(known) > _ALIKE * abs(known[0]):
         return ""
-    factor = float((got * reference / det.square()).sum() / (reference / det).square().sum())
-    if not bool(((got - factor * reference).abs() <= _NEAR * det * max(1.0, abs(factor))).all()):
-        return ""
-    if factor == 0:
-        return f"{name} is 0: it is not computed"
-    if bool(((got + reference).abs() <= _NEAR * det).all()):
-        return f"{name} is negated"
+    return f"{name} is {known[0]:.4g} times what it should be"
+
+
+def _is_wrong(part: Comparison) -> bool:
+    error = (part.got - part.reference).abs()
+    return bool(part.judged.logical_and(~(error <= part.bounded.det)).any())
+
+
+def _sentences(trial: Trial, part: Comparison, name: str) -> Iterator[str]:
+    """All that explains one trial, whatever the numbers."""
+    told = part.judged & (part.reference.abs() > 2 * _NEAR * part.bounded.det)
+    if bool(told.any()):
+        got, reference, det = (x[told] for x in (part.got, part.reference, part.bounded.det))
+        if bool((got == 0).all()):
+            yield f"{name} is 0: it is not computed"
+        if bool(((got + reference).abs() <= _NEAR * det).all()):
+            yield f"{name} is negated"
+    if name == "dbias":
+        near = _NEAR * part.bounded.det
+        for axis, place, value in _unsummed(trial):
+            if bool(((part.got - value).abs() <= near)[part.judged].all()):
+                yield f"dbias is not summed over the {_AXES[axis]}: it is that of the {place} one"
+
+
+def _unsummed(trial: Trial) -> Iterator[tuple[str, str, Tensor]]:
+    """The gradient of a bias where one axis is not summed over, and of which place it is then."""
+    p, x, terms = trial.case.problem, trial.pristine, trial.terms
+    seen = trial.execution.outputs
+    if terms.bias is None or x.do is None or seen is None or seen.lse is None:
+        return
+    full = dataclasses.replace(p, bias="".join(_AXES), layout_bias=BHSD)
+    spread = dataclasses.replace(terms, bias=terms.bias.expand(full.shape_bias).contiguous())
+    bounded = bounds.bound_backward(
+        full, trial.kernel.arithmetic, x.q, x.k, x.v, x.do, terms=spread, o=seen.o, lse=seen.lse
+    )
+    (each,) = (part.reference for part in bounded if part.name == "dbias")
+    shared = [axis for axis in _AXES if axis not in p.bias]
+    for axis in shared:
+        at = list(_AXES).index(axis)
+        if each.shape[at] > 1:
+            for place, index in (("first", 0), ("last", each.shape[at] - 1)):
+                one = each.narrow(at, index, 1)
+                yield axis, place, one.sum([list(_AXES).index(x) for x in shared], keepdim=True)
+
+
+def _factor(part: Comparison) -> float | None:
+    """What the right gradient is multiplied by; None if it is not, or if too few elements say so."""
+    told = part.judged & (part.reference.abs() > 2 * _NEAR * part.bounded.det)
+    got, reference, det = (x[told] for x in (part.got, part.reference, part.bounded.det))
     if len(got) < _FEW:
-        return ""
-    return f"{name} is {factor:.4g} times what it should be"
+        return None
+    factor = float((got * reference / det.square()).sum() / (reference / det).square().sum())
+    near = bool(((got - factor * reference).abs() <= _NEAR * det * max(1.0, abs(factor))).all())
+    return factor if near else None

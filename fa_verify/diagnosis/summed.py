@@ -83,7 +83,7 @@ def _unsummed(trial: Trial) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _factor(part: Comparison) -> float | None:
-    """What the right gradient is multiplied by; None if it is not, or if too few elements say so."""
+    """What the right gradient is multiplied by; None if it is not, or too few elements say so."""
     told = part.judged & (part.reference.abs() > 2 * _NEAR * part.bounded.det)
     got, reference, det = (x[told] for x in (part.got, part.reference, part.bounded.det))
     if len(got) < _FEW:

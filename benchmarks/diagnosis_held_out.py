@@ -1,81 +1,70 @@
-"""How well the diagnosis explains the defects of `tests/held_out/defects.toml`, unseen before.
+"""How well the diagnosis explains defects unseen before: those of `tests/held_out`.
 
-python benchmarks/diagnosis_held_out.py [NAME...]
+python benchmarks/diagnosis_held_out.py [--set own|unlike] [--half a|b] [--workers N] [NAME...]
+
+Each defect gets what `fa-verify check` does, with a small budget: cases until some fail, the first
+fault made small and explained together with the others.
 """
 
+import argparse
 import collections
-import shutil
-import sys
+import os
 import tempfile
-import tomllib
 from pathlib import Path
 
-from fa_verify import distribution, loader
-from fa_verify.backends.base import Setup
-from fa_verify.backends.cpu import CpuBackend
-from fa_verify.case import Case
-from fa_verify.strategies import shrink
-from fa_verify.verify import verify
-from fa_verify.zoo.outcomes import named, place
+import msgspec
+from rich.console import Console
+
+from fa_verify import campaign
+from fa_verify.selftest import judged, of_rows
+from fa_verify.zoo import defects
+from fa_verify.zoo.outcomes import totals
 
 ROOT = Path(__file__).parents[1]
-DEFECTS = ROOT / "tests" / "held_out" / "defects.toml"
-SEED, CASES, SECONDS = 5, 300, 2.0
+HELD_OUT = ROOT / "tests" / "held_out"
+SETS = {"own": ROOT / "kernels", "unlike": HELD_OUT / "kernels"}  # what each is planted in
+SEED, CASES, FAILURES, SECONDS = 5, 96, 3, 5.0
 
 
-def planted(folder, patch):
-    """The target of a copy of kernels/ with one patch, and the lines that it changed."""
-    file, old, new = patch
-    package = folder / "kernels"
-    shutil.copytree(ROOT / "kernels", package, ignore=shutil.ignore_patterns("__pycache__"))
-    text = (package / file).read_text(encoding="utf-8")
-    if text.count(old) != 1:
-        msg = f"{old!r} occurs {text.count(old)} times in {file}"
-        raise SystemExit(msg)
-    first = text[: text.index(old)].count("\n") + 1
-    (package / file).write_text(text.replace(old, new), encoding="utf-8")
-    lines = range(first, first + max(1, new.rstrip("\n").count("\n") + 1))
-    return f"{package / 'flash_attention.py'}:flash", {f"{file}:{line}" for line in lines}
-
-
-def explained(kernel):
-    """The failures of the smallest case found, explained; None where all cases pass."""
-    setup, backend = Setup(), CpuBackend(seconds=120.0)
-    failing = None
-    for case in distribution.draw(SEED, CASES, kernel.takes):
-        if verify(case, kernel, setup, backend).verdict == "fail":
-            failing = case
-            break
-    if failing is None:
-        return None
-
-    def fails(case: Case) -> bool:
-        return verify(case, kernel, setup, backend, independent=False).verdict == "fail"
-
-    small = shrink(failing, fails, capabilities=kernel.takes, max_seconds=SECONDS)
-    others = () if small == failing else (failing,)
-    return verify(small, kernel, setup, backend, independent=False, explain=True, others=others)
+def subjects(tables, half, names, place):
+    """The defects asked for, planted. A half takes every other one of each set."""
+    for table in tables:
+        rows, kernels = defects.rows([HELD_OUT / f"{table}.toml"]), SETS[table]
+        if half:
+            rows = rows["ab".index(half) :: 2]
+        wanted = [row for row in rows if not names or row.name in names]
+        yield from of_rows(wanted, place / table, kernels)
 
 
 def main() -> None:
-    total, places = collections.Counter(), collections.Counter()
-    for name, row in tomllib.loads(DEFECTS.read_text(encoding="utf-8")).items():
-        if sys.argv[1:] and name not in sys.argv[1:]:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            target, lines = planted(Path(folder), row["patch"])
-            (kernel,) = loader.load(target)
-            record = explained(kernel)
-        if record is None:
-            print(f"{name}: not caught", flush=True)
-            continue
-        said = [failure.diagnosis for failure in record.failures]
-        text, cause = named(said, row["causes"], lines)
-        line, where = place(said, [failure.location for failure in record.failures], lines)
-        total[cause] += 1
-        places[where] += 1
-        print(f"{name}: {cause}; line {line} {where} [{record.case}]\n    {text}", flush=True)
-    print(f"causes {dict(total)}; lines {dict(places)}")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--set", choices=SETS, action="append")
+    parser.add_argument("--half", choices=("a", "b"))
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seconds", type=float, help="of all: what is left then is not explained")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("names", nargs="*")
+    chosen = parser.parse_args()
+    plan = campaign.Plan(
+        cases=CASES, seed=SEED, workers=chosen.workers, max_failures=FAILURES, shrinks=1,
+        shrink_seconds=SECONDS, timeout=300.0, turn=1, seconds=chosen.seconds,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        planted = subjects(chosen.set or SETS, chosen.half, chosen.names, Path(place))
+        found = {subject.kernel.target: subject for subject in planted}
+        outcomes = judged(found, plan, Console(highlight=False))
+    for outcome in outcomes:
+        said = (
+            f"{outcome.cause}; line {outcome.line} {outcome.place}" if outcome.caught else "ESCAPED"
+        )
+        print(f"{outcome.name} ({outcome.cases} cases): {said} [{outcome.small or outcome.case}]")
+        print(f"    is: {outcome.defect}\n    said: {outcome.diagnosis}")
+    if chosen.json:
+        chosen.json.write_bytes(msgspec.json.encode(outcomes))
+    causes = collections.Counter(outcome.cause for outcome in outcomes)
+    lines = collections.Counter(outcome.place for outcome in outcomes)
+    t = totals(outcomes)
+    print(f"{t.caught} of {t.defects} caught; causes {dict(causes)}; lines {dict(lines)}")
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ from fa_verify.zoo.oracles import flags
 from fa_verify.zoo.outcomes import Outcome, named, place, totals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fa_verify.kernel import Kernel
     from fa_verify.record import CaseRecord, Shrunk
 
-__all__ = ["selftest"]
+__all__ = ["Subject", "judged", "of_rows", "selftest"]
 
 _RIGHT = (
     *(f"launch.py:{name}" for name in ("flash", "atomic", "decode_forward", "paged_forward")),
@@ -52,13 +52,24 @@ _TIMEOUT = 300.0  # a slow machine is no defect
 
 
 @dataclasses.dataclass(slots=True)
-class _Subject:
-    """A kernel under selftest and what has been seen of it so far."""
+class Subject:
+    """A kernel under selftest, and what has been seen of it so far.
+
+    Attributes:
+        kernel: With a defect, or right.
+        expected: What is known beforehand.
+        causes: Parts of a sentence of diagnosis that names the cause rightly.
+        lines: Of a kernel, that the defect changed.
+        cases: Judged until it was caught.
+        seconds: Of worker processes for these.
+        failed: The first case that failed; small: the smallest of the first fault shown.
+        harness: Cases on which the harness broke.
+    """
 
     kernel: Kernel
-    expected: Outcome  # what is known beforehand
+    expected: Outcome
     causes: tuple[str, ...] = ()
-    lines: frozenset[str] = frozenset()  # of a kernel, that the defect changed
+    lines: frozenset[str] = frozenset()
     cases: int = 0
     seconds: float = 0.0
     failed: CaseRecord | None = None
@@ -95,7 +106,7 @@ class _Subject:
 class _Seen:
     """A campaign's listener: counts until the first failure of each subject, and says it."""
 
-    def __init__(self, subjects: dict[str, _Subject], console: Console) -> None:
+    def __init__(self, subjects: Mapping[str, Subject], console: Console) -> None:
         self._subjects = subjects
         self._console = console
 
@@ -116,6 +127,8 @@ class _Seen:
 
     def shrunk(self, shrunk: Shrunk) -> None:
         subject = self._subjects[shrunk.record.target]
+        if subject.small is not None:
+            return
         subject.small = shrunk.record
         outcome = subject.outcome()
         self._say(f"{outcome.name}: cause {outcome.cause}: {outcome.diagnosis}  [{outcome.small}]")
@@ -173,9 +186,7 @@ def selftest(
         if not subjects:
             msg = f"only={', '.join(only)}: names no defect; see fa_verify/zoo"
             raise InvalidInputError(msg)
-        kernels = tuple(subject.kernel for subject in subjects.values())
-        campaign.run(kernels, plan, _Seen(subjects, console))
-        outcomes = [subject.outcome() for subject in subjects.values()]
+        outcomes = judged(subjects, plan, console)
         if others:
             _write(folder, outcomes, _headline(outcomes, time.monotonic() - begin, workers))
             asked = [(where, _asked(x, seed)) for where, x in subjects.items()]
@@ -199,7 +210,14 @@ def selftest(
     return 1 if bad else 0
 
 
-def _asked(subject: _Subject, seed: int) -> list[str]:
+def judged(subjects: Mapping[str, Subject], plan: campaign.Plan, console: Console) -> list[Outcome]:
+    """What a campaign makes of each subject; they are given by their targets."""
+    kernels = tuple(subject.kernel for subject in subjects.values())
+    campaign.run(kernels, plan, _Seen(subjects, console))
+    return [subject.outcome() for subject in subjects.values()]
+
+
+def _asked(subject: Subject, seed: int) -> list[str]:
     """What other oracles are asked about: what failed here, or a right kernel's first cases."""
     if subject.failed is not None:
         return [subject.failed.case]
@@ -224,13 +242,13 @@ def _wanted(name: str, only: Sequence[str]) -> bool:
     return not only or name.startswith(tuple(only))
 
 
-def _subjects(target: str | None, place: Path, only: Sequence[str]) -> Iterator[_Subject]:
+def _subjects(target: str | None, place: Path, only: Sequence[str]) -> Iterator[Subject]:
     if target is not None:
         for operator, where in operators.planted(target, place).items():
             if not _wanted(operator.name, only):
                 continue
             (mutant,) = loader.load(where)
-            yield _Subject(
+            yield Subject(
                 mutant,
                 Outcome(
                     name=operator.name,
@@ -244,13 +262,21 @@ def _subjects(target: str | None, place: Path, only: Sequence[str]) -> Iterator[
     for where in right:
         (kernel,) = loader.load(where)
         if _wanted(kernel.name, only):
-            yield _Subject(kernel, _right(kernel))
+            yield Subject(kernel, _right(kernel))
     if target is not None:
         return
-    rows = [row for row in defects.rows() if row.patch and _wanted(row.name, only)]
-    for row, where in defects.planted(rows, place).items():
+    yield from of_rows(
+        [row for row in defects.rows() if row.patch and _wanted(row.name, only)], place
+    )
+
+
+def of_rows(
+    rows: Sequence[defects.Defect], place: Path, kernels: Path = defects.KERNELS
+) -> Iterator[Subject]:
+    """Each row's defect, planted in a copy of the folder of kernels."""
+    for row, where in defects.planted(rows, place, kernels).items():
         (mutant,) = loader.load(where)
-        yield _Subject(mutant, _outcome(row), row.causes, defects.lines(row, where))
+        yield Subject(mutant, _outcome(row), row.causes, defects.lines(row, where, kernels))
 
 
 def _right(kernel: Kernel) -> Outcome:

@@ -8,11 +8,12 @@ import math
 import pytest
 import torch
 
-from fa_verify import Capabilities, Kernel, Outputs, loader
+from fa_verify import Capabilities, Kernel, Outputs, loader, reference
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
-from fa_verify.diagnosis import explain, model, places, rows, splits
+from fa_verify.diagnosis import counts, dropout, explain, model, places, rows, splits
+from fa_verify.diagnosis.beside import Beside
 from fa_verify.diagnosis.evidence import gather
 from fa_verify.diagnosis.incidents import explain as of_incident
 from fa_verify.diagnosis.incidents import likeliest
@@ -22,6 +23,8 @@ from fa_verify.diagnosis.patterns import unwritten
 from fa_verify.diagnosis.predictions import Forward
 from fa_verify.diagnosis.repair import mend
 from fa_verify.diagnosis.spread import unclear_output
+from fa_verify.inputs import materialise
+from fa_verify.terms import Terms
 from fa_verify.trial import Trial
 from fa_verify.zoo import defects
 from fa_verify.zoo.outcomes import place
@@ -74,7 +77,8 @@ def test_a_cause_that_only_some_cases_have_needs_three(cases, said):
     seen = [witness(case, plain=LongOnly("last block skipped")) for case in LONG[:cases]]
     seen.append(witness(SHORT, plain=LongOnly("last block skipped")))
     found = explain.explain(FORWARD, seen, NEVER)
-    assert (found is not None) is said
+    assert found is not None
+    assert (not found.hypothesis.fitted) is said  # else the key where the loop ends is read off lse
     assert not said or "but would break others, which pass: only some cases have it" in found.text
 
 
@@ -95,11 +99,12 @@ def test_neighbours_are_affordable_and_lack_one_feature_each():
 def test_splits_merged_rightly_are_attention_and_wrongly_are_not():
     evidence = witness("pass=fwd h=2 s=5x33 d=16 dtype=float32 seed=3").evidence
     right = model.forward(evidence.problem, evidence.q, evidence.k, evidence.v)
-    counted = dict(splits.splits(evidence))
-    assert counted[3] == 11
+    assert {(3, 11, True), (3, 16, False)} <= set(splits.splits(evidence))
+    merge = splits.Merging(evidence)
     for how in splits.MERGES:
-        assert not torch.allclose(splits.merged(evidence, 11, how)["o"], right["o"], atol=1e-6)
-    whole = splits.merged(evidence, 33, "equal")
+        name = "lse" if how == "largest" else "o"
+        assert not torch.allclose(merge(11, how)[name], right[name], atol=1e-6)
+    whole = merge(33, "equal")
     assert torch.allclose(whole["o"], right["o"], atol=1e-7)
 
 
@@ -121,6 +126,93 @@ def test_rows_fit_a_denominator_and_find_a_missing_key():
 
     assert list(rows.missing_key(witness(FULL, plain=Lost()).evidence)) == [41]
     assert not list(rows.missing_key(witness(FULL).evidence))
+
+
+TERMS = "bias=hk alibi=1 sinks=1 dropout=0.3 dlse=1"
+
+
+@pytest.mark.parametrize("mask", ["", "mask=causal", "mask=l3.r2.topleft cap=2.0"])
+def test_the_model_with_terms_is_the_reference(mask):
+    case = Case.parse(f"pass=bwd b=2 h=4/2 s=9x13 d=8 dtype=float32 {mask} {TERMS} seed=3")
+    x, problem = materialise(case), case.problem
+    keep = torch.rand(2, 4, 9, 13, generator=torch.Generator().manual_seed(0)) > problem.dropout
+    terms = Terms(bias=x.bias, slopes=x.alibi_slopes, sinks=x.sinks, dlse=x.dlse, keep=keep)
+    q, k, v, do = (t.double() for t in (x.q, x.k, x.v, x.do))
+    beside = Beside.of(problem, terms)
+    found = model.forward(problem, q, k, v, RIGHT, beside)
+    right = reference.forward(problem, q, k, v, terms)
+    assert torch.allclose(found["lse"], right.lse)
+    assert torch.allclose(found["o"], right.o, atol=1e-6)
+    grads = model.backward(problem, (q, k, v, do), right.o, right.lse, RIGHT, beside)
+    due = reference.backward(problem, q, k, v, do, terms)
+    for name in ("dq", "dk", "dv"):
+        assert torch.allclose(grads[name], getattr(due, name), atol=1e-5, rtol=1e-5)
+
+
+class Ones(Plain):
+    """Adds terms exp(0) to each l: what a block's padding comes to, or splits without keys."""
+
+    def __init__(self, many):
+        super().__init__("")
+        self.many = many
+
+    def forward(self, problem, q, k, v):
+        found = super().forward(problem, q, k, v)
+        lse = torch.logaddexp(found.lse, torch.tensor(float(self.many)).log())
+        return Outputs((found.o * torch.exp(found.lse - lse)[..., None]).to(q.dtype), lse)
+
+
+def test_terms_too_many_in_l_are_counted():
+    few = "pass=fwd h=2 s=12x27 d=32 dtype=float32 seed=2"
+    seen = witness(few, plain=Ones(5)).evidence
+    ((block, found),) = counts.padded(seen, [64, 32])  # 27 + 5
+    assert block == 32
+    assert torch.allclose(found.values["lse"], seen.seen["lse"].got, atol=1e-5)
+    assert not list(counts.padded(seen, [64, 128]))
+    assert len(list(counts.ones_added(seen))) == 1
+    assert not list(counts.ones_added(witness(few, plain=Ones(0.4)).evidence))
+    assert not list(counts.ones_added(witness(few).evidence))
+
+
+def test_where_a_loop_ends_is_read_off_lse():
+    class Short(Plain):
+        def visible(self, problem, keys):
+            return super().visible(problem, keys) & (torch.arange(keys) < 17)
+
+    ended = witness(FULL, plain=Short())
+    ((end, _),) = counts.keys_reached(Forward(ended.trial, ended.evidence))
+    assert end == 17
+    right = witness(FULL)
+    assert not list(counts.keys_reached(Forward(right.trial, right.evidence)))
+
+
+def dropping(share, seed):
+    """A kernel that keeps a share, drawn by this seed, where 0.75 by seed 0 is due."""
+
+    def keep(problem, share, seed):
+        made = torch.Generator().manual_seed(seed)
+        return torch.rand(16, 16, generator=made).expand(1, 1, 16, 16) < share
+
+    def forward(problem, q, k, v, *, dropout_seed):
+        p = torch.softmax(q.float() @ k.float().mT * problem.scale, -1)
+        p = p * keep(problem, share, seed) / (1 - problem.dropout)
+        lse = torch.logsumexp(q.float() @ k.float().mT * problem.scale, -1)
+        return Outputs((p @ v.float()).to(q.dtype), lse)
+
+    kernel = Kernel(
+        name="dropping",
+        forward=forward,
+        dropout_keep=lambda problem, seed, device: keep(problem, 0.75, 0),
+        capabilities=Capabilities(dropout=True, gqa=False, backward=False),
+    )
+    case = Case.parse("pass=fwd s=16x16 d=64 dtype=float32 dropout=0.25 seed=1")
+    return Trial(kernel, case, Setup(), CpuBackend())
+
+
+def test_what_a_kernel_drops_is_read_off_its_results():
+    assert "another seed, counter or index" in dropout.other_draw(dropping(0.75, 5))
+    assert "it keeps 2" in dropout.other_draw(dropping(0.25, 5))
+    assert dropout.other_draw(dropping(0.75, 0)) == ""
 
 
 def test_places_of_right_results():
@@ -200,6 +292,60 @@ def test_rows_that_end_with_the_keys_are_counted():
     assert said.endswith("counts blocks of seqlen_k where seqlen_q is due")
     holes[:, :, 100] = False
     assert "counts blocks" not in unwritten("dq", holes, [(holes, problem)])
+
+
+def test_documents_that_nobody_writes_are_told_by_their_rows():
+    case = "pass=fwd h=2 s=50x50 d=16 dtype=float16 mask=docs{} seed=5"
+    packs = [[3, 20, 27], [10, 40]]
+    problems = [
+        Case.parse(case.format("-".join(f"{n}x{n}" for n in lengths))).problem for lengths in packs
+    ]
+
+    def said(some):
+        holes = [torch.zeros(1, 2, 50, 16, dtype=torch.bool) for _ in packs]
+        for left, lengths in zip(holes, packs, strict=True):
+            left[:] = torch.cat([some(n, i, lengths) for i, n in enumerate(lengths)])[:, None]
+        return unwritten("o", holes[0], list(zip(holes, problems, strict=True)))
+
+    assert said(lambda n, i, all_: torch.arange(n) >= n // 16 * 16).startswith(
+        "the last, partial blocks of rows (of 16) of o are never written: the grid"
+    )
+    first = said(lambda n, i, all_: torch.arange(n) >= -(-all_[0] // 16) * 16)
+    assert first.startswith("rows of o past the length of the first document (in blocks of 16)")
+    last = said(lambda n, i, all_: torch.full((n,), i == len(all_) - 1))
+    assert last.startswith("the last sequence or document of o is never written")
+    odd = said(lambda n, i, all_: torch.arange(n) == 5)
+    assert "document" not in odd
+    assert "partial block" not in odd
+
+
+def test_a_row_more_than_there_is_is_no_tile():
+    problem = Case.parse("pass=fwd s=30x30 d=64 dtype=float16 seed=0").problem
+    more = incident(
+        argument="k", coordinates=(0, 0, 30, 0), offset=1920,
+        detail="up to 64 elements past the end of k (shape (1, 1, 30, 64), "
+        "strides (1920, 1920, 64, 1))",
+    )  # fmt: skip
+    assert of_incident(more, (), problem).startswith("no known defect explains it")
+    assert "without a mask" not in of_incident(
+        dataclasses.replace(more, detail=f"{more.detail}; the access has no mask"), (), problem
+    )
+
+
+def test_a_second_fault_does_not_hide_the_first():
+    class Two(Plain):
+        def forward(self, problem, q, k, v):
+            found = super().forward(problem, q, k, v)
+            if problem.seqlen_k == 61:
+                found.lse.add_(torch.randn(found.lse.shape, generator=torch.manual_seed(0)))
+            return found
+
+    seen = [witness(case, plain=Two("no scale")) for case in LONG]
+    other = witness("pass=fwd h=2 s=40x61 d=32 dtype=float16 seed=7", plain=Two("no scale"))
+    assert explain.explain(FORWARD, [*seen, other], NEVER) is None
+    found = explain.explain(FORWARD, [*seen, dataclasses.replace(other, far=True)], NEVER)
+    assert found.text.startswith("softmax_scale is missing")
+    assert "further cases fail for another reason" in found.text
 
 
 SHORTER = ("pass=fwd s=1x2 d=16 dtype=float16 seed=0", "pass=fwd s=3x40 d=16 dtype=float16 seed=1")

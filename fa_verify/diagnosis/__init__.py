@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.diagnosis import explain, incidents, patterns, repair, witnesses
+from fa_verify.diagnosis.dropout import other_draw
 from fa_verify.diagnosis.evidence import SUMMED, gather
 from fa_verify.diagnosis.explain import OR, SIMULATED
 from fa_verify.diagnosis.finite_mask import finite_mask
@@ -64,7 +65,8 @@ def diagnose(
     seen = [explain.Witness(trial, evidence)]
     if seconds and not any(f.check in _FATAL for f in failures):
         called = witnesses.call(trial, others, seconds)
-        seen += [explain.Witness(other, gather(other)) for other in called]
+        far = set(others[1:])  # the first is what was made small
+        seen += [explain.Witness(x, gather(x), far=x.case in far) for x in called]
     causes = _causes(seen, time.process_time() + (seconds or _SECONDS))
     trials = [witness.trial for witness in seen]
     found = [f.diagnosis or _sentence(trials, f, evidence, causes) for f in failures]
@@ -155,17 +157,22 @@ def _value(trials: Sequence[Trial], failure: Failure, evidence: Evidence, causes
         text = f"follows from the forward pass: {causes.forward.text}"
     elif found is not None and found.hypothesis.follows:
         text = f"no known defect explains the forward pass; {found.text}"
-    elif found is not None:
+    elif found is not None and not (_fits_anything(found, name) and causes.forward is not None):
         symptom = found.hypothesis.key in SYMPTOMS  # of a cause that is not known
         text = f"{_UNKNOWN}: {found.text}" if symptom else found.text
     elif name in _GRADIENTS and causes.forward is not None:
         text = f"follows from the forward pass: {causes.forward.text}"
     else:
-        text = _unexplained(trials, name, evidence)
+        text = other_draw(trial) or _unexplained(trials, name, evidence)
     if trial.execution.incidents or trial.execution.unwritten:
         return text
     excuse = looser(trial, "" if found is None else found.hypothesis.sentence)
     return f"{text}; {excuse}" if excuse else text
+
+
+def _fits_anything(found: explain.Explanation, name: str) -> bool:
+    """Whether numbers were fitted to gradients, which a cause of the forward pass does without."""
+    return name in _GRADIENTS and found.hypothesis.fitted
 
 
 def _unexplained(trials: Sequence[Trial], name: str, evidence: Evidence) -> str:
@@ -174,22 +181,38 @@ def _unexplained(trials: Sequence[Trial], name: str, evidence: Evidence) -> str:
         first = trial.execution.incidents[0]
         where = f"the {first.kind} through {first.argument} at {first.file}:{first.line}"
         cause = incidents.likeliest(first, _seen(trials))
+        if plain(first.argument) in trial.execution.unwritten:
+            cause = _unwritten(trials, plain(first.argument))
         if cause.startswith(_UNKNOWN):
             return f"{_UNKNOWN}: it follows from {where}"
         return f"follows from {where}: {cause}"
     if not trial.execution.unwritten:
         sound = not evidence.wrong(*_FORWARD)
-        cause = patterns.empty(name, evidence.seen[name], evidence.problem, sound=sound)
+        read = _nan_was_read(trial, name, evidence)
+        cause = read or patterns.empty(name, evidence.seen[name], evidence.problem, sound=sound)
         if cause:
             return cause
     known = patterns.pattern(name, evidence.seen[name].wrong, evidence.problem)
     return f"{_UNKNOWN}; {known}" if known else _UNKNOWN
 
 
+def _nan_was_read(trial: Trial, name: str, evidence: Evidence) -> str:
+    """Whether NaN of o was born in no kernel, where the scores were right and nothing strayed."""
+    watched = trial.backend.device == "cpu" and bool(trial.execution.config)
+    born = any(note.kind == "nan-born" for note in trial.execution.notes)
+    nan = name == "o" and bool(torch.isnan(evidence.seen["o"].got).any())
+    if not watched or born or not nan or evidence.wrong("lse"):
+        return ""
+    return (
+        "v of hidden keys comes through: NaN lies where no query sees a key, its scores are "
+        "hidden, but 0 times NaN is NaN: mask the load of v"
+    )
+
+
 def _incident(trials: Sequence[Trial], failure: Failure) -> str:
     unwritten = trials[0].execution.unwritten
-    if failure.title.startswith("uninitialised") and failure.tensor in unwritten:
-        name = failure.tensor
+    if failure.title.startswith("uninitialised") and plain(failure.tensor) in unwritten:
+        name = plain(failure.tensor)
         return (
             f"{name} is read where the launch before left it unwritten: {_unwritten(trials, name)}"
         )

@@ -33,17 +33,24 @@ def written_by(
     return memory[loaded], (writers != 1)[loaded], (writers == 0)[loaded]
 
 
-def read_by(tensor: torch.Tensor, wrong: Strides, heads: int | None = None) -> torch.Tensor:
+def read_by(
+    tensor: torch.Tensor,
+    wrong: Strides,
+    heads: int | None = None,
+    moved: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Load a tensor's elements by the wrong strides; what lies outside its storage is NaN.
 
     Args:
         tensor: The tensor.
         wrong: The strides.
         heads: How many heads are loaded, if not as many as there are.
+        moved: Elements by which each row lies further on than these strides say.
     """
     batch, there, *rest = tensor.shape
     flat = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
     offsets = _offsets((batch, heads or there, *rest), wrong) + int(tensor.storage_offset())
+    offsets = offsets if moved is None else offsets + moved[:, None]
     inside = (offsets >= 0) & (offsets < flat.numel())
     values = flat[offsets.clamp(0, flat.numel() - 1)].to(torch.float64)
     return torch.where(inside, values, torch.nan)

@@ -56,10 +56,11 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Witness:
-    """One trial and its evidence."""
+    """One trial and its evidence; one that is `far` is no neighbour of the first."""
 
     trial: Trial
     evidence: Evidence
+    far: bool = False
 
 
 class Asked:
@@ -118,7 +119,7 @@ class Asked:
     def _best(self, hypothesis: Hypothesis) -> Fit | None:
         same = self._by_key.get(hypothesis.key, [])
         evidence = self.witness.evidence
-        if not same and (hypothesis.fitted or not evidence.whole or evidence.problem.terms):
+        if not same and (hypothesis.fitted or not evidence.whole):
             return None
         if not same:  # the cause has no effect there: a right kernel's results
             return self._right

@@ -53,6 +53,7 @@ class Explanation:
         failing: Failing cases that it reproduces; passing: passing ones that it agrees with;
             negative: that it does not agree with all of.
         others: Sentences of what explains all of them as well.
+        apart: Cases that fail likewise, but are no neighbours of the first, it does not explain.
     """
 
     hypothesis: Hypothesis
@@ -60,6 +61,7 @@ class Explanation:
     failing: int
     passing: int
     others: tuple[str, ...] = ()
+    apart: bool = False
 
     @property
     def text(self) -> str:
@@ -69,6 +71,8 @@ class Explanation:
         idle = f", and is idle on {self.passing} that pass" if self.passing > 0 else ""
         if self.passing < 0:
             idle = ", but would break others, which pass: only some cases have it"
+        if self.apart:
+            idle += "; further cases fail for another reason"
         return (
             f"{self.hypothesis.sentence} ({SIMULATED} reproduces {cases}, {gain} times closer than "
             f"the reference, agrees with {100 * self.fit.explained:.3g}% of all elements{idle})"
@@ -81,12 +85,30 @@ def explain(
 ) -> Explanation | None:
     """The best explanation of what is wrong in one pass, if any fits.
 
+    A kernel may have two faults: where nothing explains every case, what explains this one and its
+    neighbours is enough, and the explanation says so.
+
     Args:
         which: The pass.
         witnesses: The trial that is explained, then others.
         end: When to stop trying, on `time.process_time`.
         like: What explains the other pass: the same cause goes before others.
     """
+    found = _explain(which, witnesses, end, like)
+    near = [witness for witness in witnesses if not witness.far]
+    if found is not None or len(near) == len(witnesses):
+        return found
+    end = max(end, time.process_time() + _GRACE)
+    found = _explain(which, near, end, like)
+    if found is None or found.hypothesis.fitted or found.failing < _FOR_CONDITIONAL:
+        return None
+    return dataclasses.replace(found, apart=True)
+
+
+def _explain(
+    which: Pass, witnesses: Sequence[Witness], end: float, like: str
+) -> Explanation | None:
+    """What explains all witnesses."""
     usable = [w for w in witnesses if w.evidence.small and which.seen(w)]
     failing = [asked for w in usable if which.fails(w) and (asked := Asked(which, w)).tells]
     if not failing:
@@ -117,7 +139,8 @@ def explain(
                 merits.append(item)
             elif len(failing) >= _FOR_CONDITIONAL:
                 conditional.append(item)
-    if merits:
+    exact = [item for item in conditional if not item[1].fitted]
+    if merits and not (exact and all(item[1].fitted for item in merits)):
         return _chosen(merits, witnesses[0], which, (len(failing), len(passing)))
     if conditional:
         return _chosen(conditional, witnesses[0], which, (len(failing), -len(passing)))

@@ -107,7 +107,7 @@ def scale_in_lse(evidence: Evidence) -> list[float]:
     Without a softcap, lse of a row is convex in the scale, so that two scales at most fit it.
     """
     problem, lse = evidence.problem, evidence.seen.get("lse")
-    if lse is None:
+    if lse is None or problem.terms:  # other logits, or another sum
         return []
     seen = torch.from_numpy(problem.mask.seen(problem.seqlen_q, problem.seqlen_k))
     usable = lse.wrong & torch.isfinite(lse.got) & (seen > 0)

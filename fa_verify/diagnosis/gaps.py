@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
     from fa_verify.problem import Problem
 
-__all__ = ["causes", "own_keys", "through_gaps"]
+__all__ = ["AS_MANY", "causes", "own_keys", "through_gaps"]
 
 _DOCUMENTS = (
     ("documents are ignored: the mask is that of one long sequence", "one"),
     ("documents see each other: all keys of the sequence are visited", "ignored"),
     ("the diagonal is that of the packed sequence, not one of each document", "packed diagonal"),
+    (
+        "the diagonal's shift is that of the documents' places in the pack, not of their lengths",
+        "diagonal of ends",
+    ),
     ("documents end one key too late: the next one's first key is seen", "late"),
     ("documents end one key too early", "early"),
     ("documents begin one key too early: the last one's last key is seen", "begin early"),
@@ -30,6 +34,7 @@ _DOCUMENTS = (
     ("keys are packed by the lengths of the queries", "by queries"),
     ("queries are packed by the lengths of the keys", "by keys"),
 )
+AS_MANY = "keys from seqlen_q on are left out: seqlen_q stands where seqlen_k is due"
 _BLOCKS = (64, 128)
 
 
@@ -39,6 +44,7 @@ def causes(problem: Problem) -> Iterator[Cause]:
     if len(mask.documents) > 1:
         for sentence, kind in _DOCUMENTS:
             yield Cause(sentence, Knobs(documents=kind))
+        yield Cause(AS_MANY, Knobs(documents="as many"), "as many keys as queries")
     if mask.pattern:
         text = "the mask's gaps are ignored: all of a row's band is seen"
         yield Cause(text, Knobs(gaps="ignored"))
@@ -53,6 +59,14 @@ def own_keys(problem: Problem, kind: str) -> tuple[torch.Tensor, torch.Tensor, t
     diagonals, (first, end) = mask.diagonals(*size), mask.own_keys(*size)
     if kind in ("one", "packed diagonal"):
         diagonals = dataclasses.replace(mask, documents=()).diagonals(*size)
+    if kind == "diagonal of ends":
+        diagonals = diagonals + _moved(mask)
+    if kind == "as many":
+        lengths = np.array(mask.documents, dtype=np.int64)
+        repeated = np.repeat(lengths, lengths[:, 0], axis=0)
+        end = first + repeated[:, 0]
+        if mask.alignment == "bottom-right":
+            diagonals = diagonals - (repeated[:, 1] - repeated[:, 0])
     if kind in ("one", "ignored"):
         first, end = np.zeros_like(first), np.full_like(end, size[1])
     elif kind in ("late", "early"):
@@ -65,6 +79,14 @@ def own_keys(problem: Problem, kind: str) -> tuple[torch.Tensor, torch.Tensor, t
         diagonals, first, end = _by_one_side(mask, size, 0 if kind == "by queries" else 1)
     found = (torch.from_numpy(x)[:, None] for x in (diagonals, first, end))
     return tuple(found)  # type: ignore[return-value]
+
+
+def _moved(mask: Mask) -> np.ndarray:
+    """How far a shift by documents' places is from that by their lengths, a row each."""
+    lengths = np.array(mask.documents, dtype=np.int64)
+    before = lengths.cumsum(0) - lengths
+    moved = before[:, 1] - before[:, 0]
+    return np.repeat(moved if mask.alignment == "bottom-right" else moved * 0, lengths[:, 0])
 
 
 def _by_one_side(

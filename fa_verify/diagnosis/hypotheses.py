@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.diagnosis import rows, scales, terms
+from fa_verify.diagnosis import counts, rows, scales, terms
 from fa_verify.diagnosis import splits as split_keys
 from fa_verify.diagnosis.addressing import read_by, written_by
+from fa_verify.diagnosis.cause import sizes
 from fa_verify.diagnosis.factors import fitted, multiples, scale_in_lse
 from fa_verify.diagnosis.gradients import gradients
 from fa_verify.diagnosis.hypothesis import Hypothesis, Prediction
@@ -36,23 +37,16 @@ SYMPTOMS = (_ZEROS, _DENOMINATOR)  # keys of what says how results are wrong, an
 
 def right_forward(trial: Trial, evidence: Evidence) -> Prediction:
     """What a right kernel writes."""
-    if evidence.problem.terms:
-        return terms.right_forward(evidence)
     return Forward(trial, evidence)()
 
 
 def right_backward(trial: Trial, evidence: Evidence) -> Prediction:
     """What a right backward pass writes, given the observed o and lse."""
-    if evidence.problem.terms:
-        return terms.right_backward(trial, evidence)
     return Backward(trial, evidence)()
 
 
 def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     """Causes of a wrong o or lse."""
-    if evidence.problem.terms:
-        yield from terms.for_forward(evidence)
-        return
     problem, config = evidence.problem, trial.execution.config
     predict = Forward(trial, evidence)
     if evidence.whole and trial.case.problem.fp8:
@@ -61,6 +55,7 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     if evidence.whole:
         yield from _forward_addresses(trial, predict)
     yield from _by_values(evidence, predict.right.values)
+    yield from terms.for_forward(predict)
     for key in rows.missing_key(evidence):
         text = f"key {key} is left out"
         known = functools.partial(predict, Knobs(without=(key, key + 1)))
@@ -75,8 +70,11 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         scales.lifts(trial),
     ):
         yield from map(predict.hypothesis, source)
-    for count, width in split_keys.splits(evidence):
+    yield from _counted(predict, config)
+    for count, width, even in () if problem.terms else split_keys.splits(evidence):
         for how, sentence in split_keys.MERGES.items():
+            if "left out" in how and not even:
+                continue
             yield Hypothesis(
                 f"{sentence} ({count} splits)",
                 functools.partial(predict.merged, width, how),
@@ -84,6 +82,12 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
                 rounding=how in ("bfloat16", "float16"),
                 fitted=True,
             )
+    for end, found in counts.keys_reached(predict):
+        text = (
+            f"keys from {end} of {evidence.problem.seqlen_k} on are left out: the loop over keys, "
+            "the splits or the table of pages ends too early"
+        )
+        yield Hypothesis(text, functools.partial(_as_is, found), name="later keys", fitted=True)
     for scale in scale_in_lse(evidence):
         text = f"softmax_scale is {scale:.5g} instead of {problem.scale:.5g}"
         known = functools.partial(predict, Knobs(scale=scale))
@@ -91,6 +95,22 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     for sentence, values in rows.denominator(evidence):
         known_values = functools.partial(Prediction, values)
         yield Hypothesis(sentence, known_values, name=_DENOMINATOR, fitted=True)
+
+
+def _counted(predict: Forward, config: str) -> Iterator[Hypothesis]:
+    """What l and lse say of how many keys there were, too many or too few."""
+    evidence = predict.evidence
+    for block, found in counts.padded(evidence, sizes(config, evidence.problem.seqlen_k)):
+        text = f"zero-padded keys count in the softmax denominator (blocks of {block})"
+        yield Hypothesis(text, functools.partial(_as_is, found))
+    if predict.trial.kernel.arithmetic.merged_by_lse or "merge" in config or "combine" in config:
+        text = "a split without keys enters the merge, with lse = 0 where -inf is due"
+        for found in counts.ones_added(evidence):
+            yield Hypothesis(text, functools.partial(_as_is, found))
+
+
+def _as_is(found: Prediction) -> Prediction:
+    return found
 
 
 def _by_values(evidence: Evidence, right: dict[str, torch.Tensor]) -> Iterator[Hypothesis]:
@@ -133,7 +153,8 @@ def _forward_addresses(trial: Trial, predict: Forward) -> Iterator[Hypothesis]:
             for name, wrong in (("k", of_k), ("v", of_v))
         }
         yield Hypothesis(text, functools.partial(predict, loaded=crossed), addressing=True)
-    for sentence, name, load in loads(x, ("q", "k", "v")):
+    steps = sizes(trial.execution.config, x.k.shape[2])
+    for sentence, name, load in loads(x, ("q", "k", "v"), blocks=steps):
 
         def loaded(name: str = name, load: Callable[[], torch.Tensor] = load) -> torch.Tensor:
             return scales.scaled(trial, name, load())
@@ -150,9 +171,6 @@ def _read_scaled(trial: Trial, name: str, wrong: tuple[int, ...]) -> torch.Tenso
 
 def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     """Causes of wrong gradients, given the observed o and lse."""
-    if evidence.problem.terms:
-        yield from terms.for_backward(trial, evidence)
-        return
     problem, config = evidence.problem, trial.execution.config
     if evidence.do is None or "o" not in evidence.seen:
         return
@@ -163,6 +181,9 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     yield from _by_values(evidence, predict.right.values)
     if evidence.whole:
         yield from _backward_addresses(trial, predict)
+    for sentence, beside, knobs in terms.for_backward(predict):
+        known = functools.partial(predict, knobs, beside=beside)
+        yield Hypothesis(f"in the backward pass, {sentence}", known)
     sources = (
         gradients(problem),
         shared(problem, whole=evidence.whole),
@@ -175,7 +196,7 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
             yield from predict.hypotheses(cause, "in the backward pass,")
     yield from _first_block(predict)
     yield from _one_kernel(predict, config)
-    for text, values in rows.other_delta(evidence, predict.right.values, predict.lse):
+    for text, values in rows.other_delta(predict):
         known = functools.partial(Prediction, values)
         yield Hypothesis(text, known, name="another delta", fitted=True)
     if problem.shape_k == problem.shape_v:
@@ -266,7 +287,8 @@ def _backward_addresses(trial: Trial, predict: Backward) -> Iterator[Hypothesis]
 
             yield Hypothesis(sentence, written, addressing=True)
     delta = (evidence.do * evidence.seen["o"].got).sum(dim=-1)
-    for sentence, name, loaded in loads(x, ("q", "k", "v", "do"), outputs.o):
+    steps = sizes(trial.execution.config, x.k.shape[2])
+    for sentence, name, loaded in loads(x, ("q", "k", "v", "do"), outputs.o, steps):
         wrongly = list(predict.addressed(f"in the backward pass, {sentence}", {name: loaded}))
         yield from wrongly
         if name == "do":

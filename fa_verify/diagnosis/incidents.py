@@ -23,7 +23,7 @@ _PAST = re.compile(
     r"up to (\d+) elements? past the end of \w+ \(shape \((.*?)\), strides \((.*?)\)"
 )
 _MOST_SLICES = 4096  # rows or heads in which an access may begin to stray
-_LEAST_TILE = 16  # rows: Triton's dots take no fewer
+_TILES = (16, 32, 64, 128, 256)  # rows and columns of usual tiles
 _SAME = ("kind", "kernel", "file", "line", "argument")  # of one place's incidents
 _ALIASES = {
     "out": "o",
@@ -96,9 +96,26 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
             "an atomic, so that the result depends on their order: a mask is missing, or a stride, "
             "an offset or the size of a block is wrong"
         )
-    if incident.kind == "uninitialised-read" and plain(name) in ("o", "lse"):
-        return f"{name} is read where the launch before left it unwritten"
+    if incident.kind == "uninitialised-read":
+        return _never_written(incident)
     return _SENTENCES.get(incident.kind, "").format(name=name, vague=_VAGUE)
+
+
+def _never_written(incident: Incident) -> str:
+    name, where = plain(incident.argument), incident.coordinates or ()
+    if name in ("o", "lse"):
+        return f"{incident.argument} is read where the launch before left it unwritten"
+    if "atomic" in incident.source:
+        return (
+            f"{incident.argument} is read where nobody has written: what is added to it is added "
+            "to torch.empty, which must be zeroed first"
+        )
+    if name in ("k", "v") and where[1:2] > (0,):  # inputs are written: it is a page, and a slot
+        return (
+            f"{incident.argument} is read where nobody has written: in slots past the cache's "
+            "length, on its last page"
+        )
+    return _SENTENCES[incident.kind].format(name=incident.argument)
 
 
 def _accumulates(incident: Incident) -> bool:
@@ -113,7 +130,9 @@ def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a 
     key_like = plain(name) in ("k", "v", "dk", "dv")
     axes = ("batch", "head", "key" if key_like else "row", "column")
     where = incident.coordinates
-    if "no mask" in incident.detail and where is not None:
+    tile = _tile(incident)
+    unmasked = "no mask" in incident.detail and where is not None
+    if unmasked and (tile or not _PAST.search(incident.detail)):
         return (
             f"no boundary handling: the {instruction} of {name} {verb} past the end, without a mask"
         )
@@ -122,13 +141,12 @@ def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a 
             f"the {instruction} of {name} goes to page {NOWHERE}, which stands in the block table "
             "past a sequence's last page: the table is read at a wrong entry, or too far"
         )
-    tile = _tile(incident)
     if tile:
         return (
             f"no boundary handling: the {instruction} of {name} {verb} on past the end, up to the "
             f"end of a tile; its mask does not stop at {_bounds(tile, name, shape)}"
         )
-    if shape is None or where is None or len(where) != len(shape):
+    if unmasked or shape is None or where is None or len(where) != len(shape):
         return (
             f"{_VAGUE}the {instruction} of {name} {verb} outside the tensor, so its mask, an index "
             "or a stride is wrong"
@@ -171,9 +189,9 @@ def _tile(incident: Incident) -> tuple[int, ...]:
             continue
         starts = {sum(x) for x in itertools.product(*_multiples(sizes[:axis], strides[:axis]))}
         index, rest = divmod(last - sum(spans) + spans[axis], strides[axis])
-        whole = rest == 0 and (index + 1) % _LEAST_TILE == 0
-        if axis == len(sizes) - 1:  # a tile of columns is a power of two wide
-            whole = whole and math.log2(index + 1).is_integer()
+        whole = rest == 0 and any(-(-sizes[axis] // n) * n == index + 1 for n in _TILES)
+        if axis == len(sizes) - 1:  # a tile of columns is a power of two wide, and not one row more
+            whole = rest == 0 and index + 1 in _TILES and index + 1 != 2 * sizes[axis]
         if whole and incident.offset - sizes[axis] * strides[axis] in starts:
             tiles.append(axis - len(sizes))
     return tuple(tiles)

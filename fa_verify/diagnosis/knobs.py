@@ -18,6 +18,8 @@ class Knobs:
         scale: Replaces the softmax scale.
         softcap: Whether a softcap is applied; cap_divides: whether its argument is divided by it;
             scale_after_cap: the scale follows it; tanh_overflows: its tanh is NaN at large logits.
+        bias_before_cap: Whether a bias is added before the softcap; sink_rescales_acc: whether acc
+            is rescaled for a sink; l_of_kept: l sums what dropout keeps.
         shift: Keys by which the diagonal is moved; likewise left and right, the window's ends.
         masked: Whether the mask is applied at all.
         hidden_logit: Logit of the keys that the mask hides, where it is not -inf.
@@ -70,6 +72,9 @@ class Knobs:
     cap_divides: bool = True
     scale_after_cap: bool = False
     tanh_overflows: bool = False
+    bias_before_cap: bool = False
+    sink_rescales_acc: bool = True
+    l_of_kept: bool = False
     shift: int = 0
     left: int = 0
     right: int = 0

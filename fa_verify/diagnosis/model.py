@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify.diagnosis.beside import NOTHING
 from fa_verify.diagnosis.gaps import own_keys, through_gaps
 from fa_verify.diagnosis.knobs import RIGHT, Knobs
 from fa_verify.diagnosis.loops import visited
 
 if TYPE_CHECKING:
+    from fa_verify.diagnosis.beside import Beside
     from fa_verify.problem import Problem
 
 __all__ = ["backward", "forward", "key_heads", "logits", "visible"]
@@ -102,9 +104,12 @@ def visible(problem: Problem, knobs: Knobs, keys: int) -> torch.Tensor:
 
 
 def logits(
-    problem: Problem, q: torch.Tensor, k: torch.Tensor, knobs: Knobs
+    problem: Problem, q: torch.Tensor, k: torch.Tensor, knobs: Knobs, beside: Beside = NOTHING
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits and the softcap's slope."""
+    """Logits, the bias included, and the softcap's slope."""
+    bias = beside.bias
+    if bias is not None and k.shape[-2] > bias.shape[-1] > 1:  # keys of padding have none
+        bias = torch.nn.functional.pad(bias, (0, k.shape[-2] - bias.shape[-1]))
     width = knobs.head_dim
     scale = problem.scale if knobs.scale is None else knobs.scale
     before = 1.0 if knobs.scale_after_cap else scale
@@ -114,6 +119,8 @@ def logits(
     k = _operand(k[..., :width], knobs, knobs.k_dtype)
     found = _rounded((q @ k.mT) * before, knobs.scores_dtype)
     slope = torch.ones_like(found)
+    if bias is not None and knobs.bias_before_cap:
+        found = found + bias
     if problem.softcap and knobs.softcap:
         x = found / problem.softcap if knobs.cap_divides else found
         tanh = torch.tanh(x)
@@ -121,7 +128,8 @@ def logits(
             tanh = tanh.masked_fill(x.abs() > _TANH_OVERFLOW, torch.nan)
         found = problem.softcap * tanh
         slope = 1 - (tanh.abs() if knobs.linear_slope else tanh * tanh)
-    return (found * scale if knobs.scale_after_cap else found), slope
+    found = found * scale if knobs.scale_after_cap else found
+    return (found if bias is None or knobs.bias_before_cap else found + bias), slope
 
 
 def _with_hidden(
@@ -139,21 +147,14 @@ def _with_hidden(
     return found.masked_fill(~(seen | extra), -torch.inf), extra & knobs.hidden_counted
 
 
-def forward(
-    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, knobs: Knobs = RIGHT
-) -> dict[str, torch.Tensor]:
-    """O (in the input dtype's values) and lse that a kernel with this defect would write.
-
-    Args:
-        problem: What is computed.
-        q: (batch, heads_q, seqlen_q, head_dim) float64; k and v likewise.
-        k: Keys.
-        v: Values.
-        knobs: The defect.
-
-    Returns:
-        "o" (batch, heads_q, seqlen_q, head_dim_v) and "lse" (batch, heads_q, seqlen_q), float64.
-    """
+def _laid_out(
+    problem: Problem,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    knobs: Knobs,
+    beside: Beside,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Logits, those that enter l alone, v by query head, and dropout's factors, of all keys."""
+    q, k, v = tensors
     heads = key_heads(problem, knobs)
     k, v = k[:, heads], v[:, heads]
     block = knobs.block_n
@@ -163,11 +164,40 @@ def forward(
         k = torch.nn.functional.pad(k, (0, 0, 0, extra))
         v = torch.nn.functional.pad(v, (0, 0, 0, extra))
         keys += extra
-    scores, _ = logits(problem, q, k, knobs)
+    scores, _ = logits(problem, q, k, knobs, beside)
+    weights = beside.weights
+    if weights is not None:
+        weights = torch.nn.functional.pad(weights, (0, keys - weights.shape[-1]))
     v = _operand(v, knobs, knobs.v_dtype)
     if knobs.v_late:
         v = torch.cat([v[..., :block, :], v[..., :-block, :]], dim=-2)[..., :keys, :]
     scores, only_l = _with_hidden(problem, scores, visible(problem, knobs, keys), knobs)
+    return scores, only_l, v, weights
+
+
+def forward(  # noqa: PLR0917 -- the operands of attention, in their usual order
+    problem: Problem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    knobs: Knobs = RIGHT,
+    beside: Beside = NOTHING,
+) -> dict[str, torch.Tensor]:
+    """O (in the input dtype's values) and lse that a kernel with this defect would write.
+
+    Args:
+        problem: What is computed.
+        q: (batch, heads_q, seqlen_q, head_dim) float64; k and v likewise.
+        k: Keys.
+        v: Values.
+        knobs: The defect.
+        beside: What the problem has beside them.
+
+    Returns:
+        "o" (batch, heads_q, seqlen_q, head_dim_v) and "lse" (batch, heads_q, seqlen_q), float64.
+    """
+    scores, only_l, v, weights = _laid_out(problem, (q, k, v), knobs, beside)
+    keys, block = scores.shape[-1], knobs.block_n
     tiles = visited(problem, torch.ones_like(scores[0, 0]).bool(), "unmasked", knobs.block_m, block)
     shape, least = scores.shape[:3], _NORMAL if knobs.flushes else _FLUSH
     m = torch.full(shape, knobs.start, dtype=torch.float64)
@@ -184,6 +214,8 @@ def forward(
         exponent = knobs.exponent * (part - origin[..., None])
         p = _polynomial(exponent) if knobs.polynomial else torch.exp(exponent)
         p = _float32_range(p, least)
+        used = p if weights is None else p * (weights[..., columns] > 0)
+        p = used if knobs.l_of_kept else p
         rescale = _float32_range(torch.exp(knobs.exponent * (m - origin)), least)
         visits = tiles[:, columns].any(dim=-1)
         if knobs.block_maximum:
@@ -193,10 +225,14 @@ def forward(
         l = l * rescale if knobs.rescale_l else l  # noqa: E741
         l = _rounded(l + _rounded(p.sum(dim=-1), knobs.part_dtype), knobs.l_dtype)  # noqa: E741
         acc = acc * rescale[..., None] if knobs.rescale_acc else acc
-        p = p.masked_fill(only_l[..., columns], 0.0) if knobs.hidden_counted else p
-        product = _operand(_cast_p(p, knobs), knobs) @ v[..., columns, :]
+        used = used.masked_fill(only_l[..., columns], 0.0) if knobs.hidden_counted else used
+        product = _operand(_cast_p(used, knobs), knobs) @ v[..., columns, :]
         acc = _rounded(acc + _rounded(product, knobs.product_dtype), knobs.acc_dtype)
         m = m_new
+    if beside.sinks is not None:
+        m, l, acc = _with_sink(beside.sinks[:, None], m, l, acc, knobs)  # noqa: E741
+    if weights is not None and weights.numel():
+        acc = acc * weights.max()  # those that are not 0 are alike
     empty = l == 0 if knobs.empty_by_l else torch.isinf(m) & (m < 0)
     divisor = torch.where(empty, torch.ones_like(l), l)
     o = acc / divisor[..., None] if knobs.normalise else acc
@@ -215,12 +251,29 @@ def _cast_p(p: torch.Tensor, knobs: Knobs) -> torch.Tensor:
     return _rounded(lifted, knobs.p_dtype) / lift
 
 
-def backward(
+def _with_sink(
+    sink: torch.Tensor,
+    m: torch.Tensor,
+    l: torch.Tensor,  # noqa: E741
+    acc: torch.Tensor,
+    knobs: Knobs,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The sums with one more logit, which has no value."""
+    top = torch.maximum(m, sink)
+    origin = torch.where(torch.isinf(top), torch.zeros_like(top), top)
+    rescale = torch.exp(m - origin)
+    if knobs.sink_rescales_acc:
+        acc = acc * rescale[..., None]
+    return top, l * rescale + torch.exp(sink - origin), acc
+
+
+def backward(  # noqa: PLR0917 -- as above
     problem: Problem,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     o: torch.Tensor,
     lse: torch.Tensor,
     knobs: Knobs = RIGHT,
+    beside: Beside = NOTHING,
     *,
     delta: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -232,14 +285,16 @@ def backward(
         o: The forward's output in float64.
         lse: Natural logarithm, float64; -inf on fully masked rows.
         knobs: The defect.
+        beside: What the problem has beside them.
         delta: (batch, heads_q, seqlen_q), by default sum(do * o).
     """
     q, k, v, do = tensors
     heads = key_heads(problem, knobs)
     k, v = k[:, heads], v[:, heads]
     seen = visible(problem, knobs, problem.seqlen_k)
-    scores, slope = logits(problem, q, k, knobs)
+    scores, slope = logits(problem, q, k, knobs, beside)
     p = torch.exp(knobs.exponent * (scores - knobs.lse_read * lse[..., None]))
+    p = torch.where(p >= _OVERFLOW, torch.inf, p)
     hidden = ~seen | torch.isinf(lse)[..., None]
     p = p.masked_fill(hidden, 0.0)
     p = p.clamp(max=1.0) if knobs.capped_p else p
@@ -248,7 +303,11 @@ def backward(
     dp_do = _operand(do[..., :width], knobs, knobs.v_dtype)
     dp = dp_do @ _operand(v[..., :width], knobs, knobs.v_dtype).mT
     dp = _rounded(dp, knobs.dp_dtype)
-    ds = (p * (dp - delta[..., None] * knobs.delta)).masked_fill(hidden, 0.0)  # not 0 times NaN
+    dp = dp if beside.dp_weights is None else dp * beside.dp_weights
+    delta = delta[..., None] * knobs.delta
+    delta = delta if beside.dlse is None else delta - beside.dlse[..., None]
+    ds = (p * (dp - delta)).masked_fill(hidden, 0.0)  # not 0 times NaN
+    p = p if beside.weights is None else p * beside.weights
     if knobs.softcap_slope:
         ds = ds * slope
     ds, p = _rounded(ds, knobs.ds_dtype), _rounded(p, knobs.p_dtype)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["empty", "pattern", "unwritten"]
 
+_BLOCKS = (16, 32, 64, 128, 256)  # rows of usual tiles
+
 
 def unwritten(
     name: str, holes: torch.Tensor, others: Sequence[tuple[torch.Tensor, Problem]]
@@ -42,9 +44,12 @@ def unwritten(
                 f"columns {tile}..{holes.shape[3] - 1} of {name} are never written: BLOCK_D={tile} "
                 f"cuts {width}={holes.shape[3]} off"
             )
+    documents = _documents(name, others)
+    if documents:
+        return documents
     positions = _indices(holes, 2)
     size, label = holes.shape[2], axes_of(name)[2]
-    if len(positions) < size and positions == list(range(positions[0], size)):
+    if 0 < len(positions) < size and positions == list(range(positions[0], size)):
         return (
             f"{label} {ranges(positions)} of {size} of {name} are never written: the grid or the "
             "loop ends too early"
@@ -62,7 +67,7 @@ def _lengths(name: str, others: Sequence[tuple[torch.Tensor, Problem]]) -> str:
         return ""  # the other length would have been enough
     if not any(getattr(p, given) for _, p in short):
         return ""
-    for block in (16, 32, 64, 128, 256):
+    for block in _BLOCKS:
         if all(
             _blocks(holes, block)
             == math.prod(holes.shape[:2]) * -(-min(getattr(p, due), getattr(p, given)) // block)
@@ -74,6 +79,75 @@ def _lengths(name: str, others: Sequence[tuple[torch.Tensor, Problem]]) -> str:
                 f"blocks of {given} where {due} is due"
             )
     return ""
+
+
+def _documents(name: str, others: Sequence[tuple[torch.Tensor, Problem]]) -> str:
+    """What all cases say of where in each sequence, or document, nobody writes."""
+    side, label = (1 if name in ("dk", "dv") else 0), axes_of(name)[2]
+    short = [
+        (left, _lengths_of(problem, side, left.shape[0]))
+        for left, problem in ((_rows(holes), problem) for holes, problem in others)
+        if left is not None
+    ]
+    if not any(bool(left.any()) for left, _ in short):
+        return ""
+    for block in _BLOCKS:
+        if any(
+            all(torch.equal(left.flatten(), _tails(n, block, least)) for left, n in short)
+            for least in (0, 1)
+        ):
+            return (
+                f"the last, partial blocks of {label} (of {block}) of {name} are never written: "
+                "the grid or the loop ends too early, or these blocks return early"
+            )
+    for block in _BLOCKS:
+        if any(len(lengths) > 1 for _, lengths in short) and all(
+            torch.equal(left.flatten(), _beyond(lengths, lengths[0], block))
+            for left, lengths in short
+        ):
+            return (
+                f"{label} of {name} past the length of the first document (in blocks of {block}) "
+                "are never written: the grid must be as long as the longest document"
+            )
+    if all(torch.equal(left.flatten(), _last_one(lengths)) for left, lengths in short):
+        return (
+            f"the last sequence or document of {name} is never written: the grid is one short, or "
+            "cu_seqlens is read one entry too early"
+        )
+    return ""
+
+
+def _rows(holes: torch.Tensor) -> torch.Tensor | None:
+    """Which rows nobody writes, (batch, rows), where heads and columns agree; else None."""
+    left = holes.any(dim=3) if holes.ndim > 3 else holes
+    if not left.numel() or not bool((left == left[:, :1]).all()):
+        return None
+    return left[:, 0]
+
+
+def _lengths_of(problem: Problem, side: int, batch: int) -> list[int]:
+    """The lengths of all sequences or documents, one after the other."""
+    whole = ((problem.seqlen_q, problem.seqlen_k),) * batch
+    return [lengths[side] for lengths in problem.mask.documents or whole]
+
+
+def _tails(lengths: Sequence[int], block: int, least: int) -> torch.Tensor:
+    """Rows past the whole blocks, of which at least so many are written."""
+    return _laid_out([torch.arange(n) >= max(least, n // block) * block for n in lengths])
+
+
+def _beyond(lengths: Sequence[int], first: int, block: int) -> torch.Tensor:
+    end = max(1, -(-first // block)) * block
+    return _laid_out([torch.arange(n) >= end for n in lengths])
+
+
+def _last_one(lengths: Sequence[int]) -> torch.Tensor:
+    last = len(lengths) - 1
+    return _laid_out([torch.full((n,), i == last and i > 0) for i, n in enumerate(lengths)])
+
+
+def _laid_out(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(list(parts))
 
 
 def _blocks(holes: torch.Tensor, block: int) -> int:
@@ -110,15 +184,7 @@ def empty(name: str, seen: Observation, problem: Problem, *, sound: bool) -> str
     rows = torch.zeros(seen.wrong.shape[2], dtype=torch.bool)
     rows[_indices(seen.wrong, 2)] = True
     if bool(rows.any()) and bool((rows <= nothing).all()):
-        if bool(nan.any()):
-            return (
-                "rows that see no key compute exp(-inf - -inf), which is NaN: guard a maximum or "
-                "an lse of -inf"
-            )
-        return (
-            "rows that see no key are not treated apart: a finite number or +inf stands where -inf "
-            "(of lse) and 0 (of o and dq) are due"
-        )
+        return _blind(problem, nan=bool(nan.any()))
     seen_keys = problem.mask.seen(problem.seqlen_q, problem.seqlen_k)
     hidden = torch.from_numpy(seen_keys < problem.seqlen_k)
     where = torch.zeros_like(rows)
@@ -129,6 +195,21 @@ def empty(name: str, seen: Observation, problem: Problem, *, sound: bool) -> str
             "NaN: guard a maximum of -inf"
         )
     return ""
+
+
+def _blind(problem: Problem, *, nan: bool) -> str:
+    """What rows that see no key do, where they alone are wrong."""
+    if nan:
+        return (
+            "rows that see no key compute exp(-inf - -inf), which is NaN: guard a maximum or "
+            "an lse of -inf"
+        )
+    if problem.mask.documents:
+        return ""  # a number may be another document's: its keys are seen
+    return (
+        "rows that see no key are not treated apart: a finite number or +inf stands where -inf "
+        "(of lse) and 0 (of o and dq) are due"
+    )
 
 
 def pattern(name: str, wrong: torch.Tensor, problem: Problem) -> str:

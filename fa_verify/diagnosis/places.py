@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["misplaced", "zeros"]
 
 _LEAST = 8  # elements of a slice: fewer agree by chance
+_APART = 4.0  # tolerances: nearer to each other slices are alike
 _MOST = 64  # slices that are compared with each other
 
 
@@ -53,6 +54,8 @@ def _order(seen: Observation, axis: int) -> list[int] | None:
         far = (got[index] - reference).abs().amax(dim=1)
         source = int(torch.nan_to_num(far, nan=torch.inf).argmin())
         if source == index or not bool(far[source] <= tolerance[source] + 1e-300):
+            return None
+        if int((far <= _APART * tolerance).sum()) > 1:  # slices that are alike tell no order
             return None
         order[index] = source
     return order

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fa_verify.diagnosis import model, scales
-from fa_verify.diagnosis import splits as split_keys
 from fa_verify.diagnosis.addressing import read_by
+from fa_verify.diagnosis.beside import Beside
 from fa_verify.diagnosis.hypothesis import Hypothesis, Prediction
 from fa_verify.diagnosis.knobs import RIGHT, Knobs
+from fa_verify.diagnosis.splits import Merging
 from fa_verify.diagnosis.spread import unclear_gradients, unclear_output
 
 if TYPE_CHECKING:
@@ -68,15 +69,30 @@ def _by_query_head(
     return x | {name: x[name][:, heads] for name in ("k", "v")}
 
 
+def _broken_alike(values: dict[str, torch.Tensor], evidence: Evidence) -> dict[str, torch.Tensor]:
+    """The same with what is there where both are no numbers: inf or NaN hangs on an order."""
+    found = dict(values)
+    for name, value in values.items():
+        odd = ~torch.isfinite(value)
+        if name in evidence.seen and bool(odd.any()):
+            got = evidence.seen[name].got
+            found[name] = torch.where(odd & ~torch.isfinite(got), got, value)
+    return found
+
+
 class Forward:
     """Predictions of o and lse for one trial."""
 
     def __init__(self, trial: Trial, evidence: Evidence) -> None:
         self.trial, self.evidence = trial, evidence
         self.inputs = {"q": evidence.q, "k": evidence.k, "v": evidence.v}
+        self.beside = Beside.of(evidence.problem, evidence.terms)
 
     def __call__(
-        self, knobs: Knobs = RIGHT, loaded: Mapping[str, Callable[[], torch.Tensor]] = _AS_GIVEN
+        self,
+        knobs: Knobs = RIGHT,
+        loaded: Mapping[str, Callable[[], torch.Tensor]] = _AS_GIVEN,
+        beside: Beside | None = None,
     ) -> Prediction:
         """What is written with these knobs, and with these inputs in place of those given."""
         problem = self.evidence.problem
@@ -85,7 +101,7 @@ class Forward:
         if len(loaded) > 1 and x["k"].shape[1] > problem.heads_kv:  # each query head has its own
             problem = dataclasses.replace(problem, heads_kv=problem.heads_q)
         used = _declared(self.trial, problem, knobs)
-        values = model.forward(problem, x["q"], x["k"], x["v"], used)
+        values = model.forward(problem, x["q"], x["k"], x["v"], used, beside or self.beside)
         free = {}
         if knobs.head_dim_v is not None and knobs.head_dim_v < problem.head_dim_v:
             free["o"] = torch.zeros_like(values["o"], dtype=torch.bool)
@@ -103,10 +119,13 @@ class Forward:
         """What a right forward pass writes."""
         return self()
 
+    @functools.cached_property
+    def _merging(self) -> Merging:
+        return Merging(self.evidence, _declared(self.trial, self.evidence.problem, RIGHT))
+
     def merged(self, width: int, how: str) -> Prediction:
         """What a kernel writes that splits the keys and merges the parts wrongly."""
-        used = _declared(self.trial, self.evidence.problem, RIGHT)
-        return Prediction(split_keys.merged(self.evidence, width, how, used))
+        return Prediction(self._merging(width, how))
 
     def hypothesis(self, cause: Cause) -> Hypothesis:
         """That this cause is at work."""
@@ -126,6 +145,7 @@ class Backward:
         self.trial, self.evidence = trial, evidence
         assert evidence.do is not None  # noqa: S101 - for mypy: there are gradients
         self.inputs = {"q": evidence.q, "k": evidence.k, "v": evidence.v, "do": evidence.do}
+        self.beside = Beside.of(evidence.problem, evidence.terms)
         self.o = evidence.seen["o"].got
         self.lse = evidence.seen["lse"].got if "lse" in evidence.seen else self._lse()
 
@@ -136,13 +156,14 @@ class Backward:
 
     def _lse(self) -> torch.Tensor:
         e = self.evidence
-        return model.forward(e.problem, e.q, e.k, e.v)["lse"]
+        return model.forward(e.problem, e.q, e.k, e.v, beside=self.beside)["lse"]
 
     def __call__(
         self,
         knobs: Knobs = RIGHT,
         delta: torch.Tensor | None = None,
         loaded: Mapping[str, Callable[[], torch.Tensor]] = _AS_GIVEN,
+        beside: Beside | None = None,
     ) -> Prediction:
         """What is written with these knobs, this delta and these inputs in place of the right."""
         problem = self.evidence.problem
@@ -150,7 +171,10 @@ class Backward:
         used = _declared(self.trial, problem, knobs)
         x |= _past_the_last(self.trial, problem, knobs)
         tensors = (x["q"], x["k"], x["v"], x["do"])
-        values = model.backward(problem, tensors, self.o, self.lse, used, delta=delta)
+        values = model.backward(
+            problem, tensors, self.o, self.lse, used, beside or self.beside, delta=delta
+        )
+        values = _broken_alike(values, self.evidence)
         free = {}
         stray = any(bool(torch.isnan(tensor).any()) for tensor in tensors)
         if stray:

@@ -1,7 +1,8 @@
 """Repair: the small edit of a kernel after which failing cases pass, and passing ones still do.
 
 It names the line. Edits of the kernel's IR are tried one after the other, the likeliest first, on
-the cheapest case first; what mends it is tried on all others. Only the CPU backend can.
+the cheapest case first; what mends it is tried on all others, then on cases that nobody chose: an
+edit that avoids what is wrong mends cases that are like each other. Only the CPU backend can.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fa_verify import checks
+from fa_verify import checks, distribution
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.checks import reruns
 from fa_verify.checks.observed import comparisons
@@ -49,6 +50,9 @@ _GRADIENTS = frozenset({"dq", "dk", "dv"})
 _PATIENCE = 1.5  # seconds of one run: an edit may make a loop that does not end
 _MOST = 3  # repairs that are named
 _ENOUGH = 2  # failing cases; one alone is mended by chance
+_DRAWN = 12  # cases that nobody chose: each kind of corner, after cases drawn at random
+_DRAWN_SECONDS = 1.5  # of this process, on running them
+_DRAWN_ELEMENTS = 1 << 14  # logits of one: some hundredths of a second
 
 
 class _Mended(Trial):
@@ -102,6 +106,7 @@ def mend(trials: Sequence[Trial], seconds: float) -> str:
     if sum(fails) < _ENOUGH:
         return ""
     cases = [_Case(*item, _allowed(item[0])) for item in zip(parts, fails, strict=True)]
+    drawn: list[_Case] | None = None
     found: dict[tuple[str, int], list[str]] = {}
     counts: dict[tuple[str, int], tuple[int, int]] = {}
     for repair, place in _ordered([case for case in cases if case.fails]):
@@ -110,6 +115,10 @@ def mend(trials: Sequence[Trial], seconds: float) -> str:
         known = sorted((x for x in cases if repair in x.allows), key=lambda x: not x.fails)
         failing = sum(x.fails for x in known)
         if failing >= _ENOUGH and all(_passes(x.trial, repair) for x in known):
+            if drawn is None:
+                drawn = list(_drawn(trials[0]))
+            if not all(_right(x.trial, repair) for x in drawn if repair in x.allows):
+                continue
             at = (place.file, place.line)
             found.setdefault(at, []).append(place.says)
             counts[at] = (failing, len(known) - failing)
@@ -124,6 +133,23 @@ def _said(place: tuple[str, int], edits: Sequence[str], failing: int, passing: i
     shown = f" `{source}`" if source else ""
     once = " (or ".join(edits[:2]) + ")" * (len(edits) > 1)
     return f"{where}{shown}: once {once}, all {failing} failing cases pass{idle}"
+
+
+def _drawn(trial: Trial) -> Iterator[_Case]:
+    """Small cases of the default distribution with the dtype of this one, as the kernel has them.
+
+    Every one counts, whether it fails without the edit or not.
+    """
+    end = time.process_time() + _DRAWN_SECONDS
+    dtype = trial.case.problem.dtype
+    takes = trial.kernel.takes
+    for case in distribution.draw(0, _DRAWN, takes, dtype=dtype, max_elements=_DRAWN_ELEMENTS):
+        if time.process_time() > end:
+            return
+        other = Trial(trial.kernel, case, trial.setup, trial.backend, independent=False)
+        allows = _allowed(other)
+        if allows:
+            yield _Case(other, fails=False, allows=allows)
 
 
 def _forward_alone(trial: Trial) -> Trial:
@@ -176,6 +202,12 @@ def _allowed(trial: Trial) -> dict[AnyRepair, Place]:
 
 def _passes(trial: Trial, repair: AnyRepair) -> bool:
     return not _fails(_Mended(trial, CpuBackend(seconds=_PATIENCE, alteration=repair)))
+
+
+def _right(trial: Trial, repair: AnyRepair) -> bool:
+    """The same of both passes: the gradients' bounds are then those of the mended o and lse."""
+    backend = CpuBackend(seconds=_PATIENCE, alteration=repair)
+    return not _fails(Trial(trial.kernel, trial.case, trial.setup, backend, independent=False))
 
 
 def _fails(trial: Trial) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fa_verify.diagnosis.evidence import Evidence
+    from fa_verify.diagnosis.predictions import Backward
 
 __all__ = ["denominator", "missing_key", "other_delta"]
 
@@ -46,7 +47,7 @@ def denominator(evidence: Evidence) -> Iterator[tuple[str, dict[str, torch.Tenso
 def missing_key(evidence: Evidence) -> Iterator[int]:
     """Keys whose loss from every row that sees them would explain what lse lost."""
     lse, problem = evidence.seen.get("lse"), evidence.problem
-    if lse is None:
+    if lse is None or problem.terms:  # other logits, or another sum
         return
     lost = lse.wrong & (lse.got < lse.reference) & torch.isfinite(lse.got)
     places = lost.nonzero()[:_ROWS]
@@ -67,16 +68,9 @@ def missing_key(evidence: Evidence) -> Iterator[int]:
         yield from found
 
 
-def other_delta(
-    evidence: Evidence, right: dict[str, torch.Tensor], lse: torch.Tensor
-) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Gradients that fit dS = P (dP - x) with some x a row in place of delta.
-
-    Args:
-        evidence: The trial's.
-        right: What the model predicts of a right backward pass.
-        lse: The one that the backward pass reads.
-    """
+def other_delta(predict: Backward) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Gradients that fit dS = P (dP - x) with some x a row in place of delta."""
+    evidence, lse, right = predict.evidence, predict.lse, predict.right.values
     problem, seen = evidence.problem, evidence.seen
     if "dq" not in seen or problem.head_dim < _LEAST_COLUMNS or not evidence.wrong("dq"):
         return
@@ -84,7 +78,7 @@ def other_delta(
         return  # no number in place of delta makes NaN of numbers
     heads = torch.arange(problem.heads_q) // problem.group
     k = evidence.k[:, heads]
-    scores, slope = model.logits(problem, evidence.q, k, RIGHT)
+    scores, slope = model.logits(problem, evidence.q, k, RIGHT, predict.beside)
     hidden = ~model.visible(problem, RIGHT, problem.seqlen_k) | torch.isinf(lse)[..., None]
     p = torch.exp(scores - lse[..., None]).masked_fill(hidden, 0.0) * slope * problem.scale
     step = p @ k

@@ -149,8 +149,11 @@ def skips(config: str, problem: Problem) -> Iterator[Cause]:
     yield Cause("the last key is skipped", Knobs(keys_end=keys - 1))
     yield Cause("the first key is skipped", Knobs(keys_begin=1))
     if 0 < problem.seqlen_q < keys:
-        text = "keys from seqlen_q on are left out: seqlen_q stands where seqlen_k is due"
-        yield Cause(text, Knobs(keys_end=problem.seqlen_q))
+        yield Cause(gaps.AS_MANY, Knobs(keys_end=problem.seqlen_q))
+        if not problem.mask.documents:  # their diagonal may be by that length too
+            for shift in (0, -problem.mask.shift(problem.seqlen_q, keys)):
+                knobs = Knobs(keys_end=problem.seqlen_q, shift=shift)
+                yield Cause(gaps.AS_MANY, knobs, "as many keys as queries")
     for block in sizes(config, keys):
         of = f"(blocks of {block})"
         last = (keys - 1) // block * block

@@ -17,70 +17,90 @@ if TYPE_CHECKING:
     from fa_verify.diagnosis.evidence import Evidence
     from fa_verify.diagnosis.knobs import Knobs
 
-__all__ = ["MERGES", "merged", "splits"]
+__all__ = ["MERGES", "Merging", "splits"]
 
 _LN2 = math.log(2.0)
 _MOST = 8  # splits that are tried
+_BLOCKS = (16, 32, 64)  # keys of a page, or of a step of the loop, that are not split
 
 MERGES = {
     "last left out": "the last split of the keys is left out of the merge",
     "first left out": "the first split of the keys is left out of the merge",
     "base": "the merge of the splits takes natural lse for base 2: log2(e) is missing",
     "maximum": "splits are merged by their row maxima: log(l) is missing from their lse",
+    "largest": "the merged lse is the largest of the splits' own: the log of their sum is missing",
     "equal": "splits are merged with equal weights: their lse is not used",
     "bfloat16": "the splits' partial o is kept in bfloat16",
     "float16": "the splits' partial o is kept in float16",
 }
 
 
-def splits(evidence: Evidence) -> Iterator[tuple[int, int]]:
-    """(number of splits, keys in each but the last) to try."""
-    keys = evidence.problem.seqlen_k
-    for count in range(1, _MOST + 1):
-        width = max(1, -(-keys // count))
-        if width * (count - 1) < keys:
-            yield count, width
+def splits(evidence: Evidence) -> Iterator[tuple[int, int, bool]]:
+    """Splits to try: how many, keys in each but the last, whether they were shared out one by one.
 
-
-def merged(
-    evidence: Evidence, width: int, how: str, knobs: Knobs = RIGHT
-) -> dict[str, torch.Tensor]:
-    """O and lse when the keys are split and the parts are merged in this way.
-
-    Args:
-        evidence: The inputs.
-        width: Keys a split.
-        how: A key of `MERGES`.
-        knobs: How a kernel that does it right rounds.
+    Else whole blocks of keys were. Among so many widths one cuts the keys off anywhere.
     """
-    problem = dataclasses.replace(evidence.problem, dtype="float32")  # the parts are not rounded
-    form = evidence.problem.dtype
-    scores, _ = model.logits(problem, evidence.q, evidence.k[:, _heads(evidence)], RIGHT)
-    scores = scores.masked_fill(~model.visible(problem, RIGHT, problem.seqlen_k), -torch.inf)
-    parts, weights = [], []
-    for first in range(0, problem.seqlen_k, width):
-        these = dataclasses.replace(knobs, keys_begin=first, keys_end=first + width)
-        part = model.forward(problem, evidence.q, evidence.k, evidence.v, these)
-        parts.append(part["o"])
-        maximum = scores[..., first : first + width].max(dim=-1).values
-        weights.append(maximum if how == "maximum" else part["lse"])
-    if len(parts) > 1 and how in ("last left out", "first left out"):
-        kept = slice(0, -1) if how.startswith("last") else slice(1, None)
-        parts, weights = parts[kept], weights[kept]
-    if how in ("bfloat16", "float16"):
-        parts = [x.to(getattr(torch, how)).to(torch.float64) for x in parts]
-    o, lse = torch.stack(parts), torch.stack(weights)
-    m = lse.max(dim=0).values
-    origin = torch.where(torch.isinf(m), torch.zeros_like(m), m)
-    weight = torch.exp((lse - origin) * (_LN2 if how == "base" else 1.0))
-    weight = (~torch.isinf(lse)).double() if how == "equal" else weight
-    l = weight.sum(dim=0)  # noqa: E741 - its name in every paper
-    empty = l == 0
-    l = torch.where(empty, torch.ones_like(l), l)  # noqa: E741
-    total = (weight[..., None] * o).sum(dim=0) / l[..., None]
-    found = (origin + torch.log(l)).masked_fill(empty, -torch.inf)
-    return {"o": total.to(getattr(torch, form)).to(torch.float64), "lse": found}
+    keys = evidence.problem.seqlen_k
+    known = set()
+    for block in (1, *_BLOCKS):
+        for count in range(1, _MOST + 1):
+            blocks = math.ceil(keys / block)
+            width = max(1, math.ceil(blocks / count)) * block
+            if width * (count - 1) < keys and (width < keys or count == block == 1):
+                count = -(-keys // width)  # noqa: PLW2901 - the others are empty
+                if width not in known:
+                    known.add(width)
+                    yield count, width, block == 1
 
 
-def _heads(evidence: Evidence) -> torch.Tensor:
-    return torch.arange(evidence.problem.heads_q) // evidence.problem.group
+_Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Merging:
+    """What a kernel writes that splits the keys and merges the parts."""
+
+    def __init__(self, evidence: Evidence, knobs: Knobs = RIGHT) -> None:
+        """Take the inputs, and how a kernel that does it right rounds."""
+        self._evidence, self._knobs = evidence, knobs
+        self._parts: dict[int, list[_Part]] = {}
+
+    def _of(self, width: int) -> list[_Part]:
+        """O, lse and row maximum of each split of so many keys."""
+        if width in self._parts:
+            return self._parts[width]
+        evidence = self._evidence
+        problem = dataclasses.replace(evidence.problem, dtype="float32")  # parts are not rounded
+        heads = model.key_heads(problem, RIGHT)
+        scores, _ = model.logits(problem, evidence.q, evidence.k[:, heads], RIGHT)
+        scores = scores.masked_fill(~model.visible(problem, RIGHT, problem.seqlen_k), -torch.inf)
+        found = []
+        for first in range(0, problem.seqlen_k, width):
+            these = dataclasses.replace(self._knobs, keys_begin=first, keys_end=first + width)
+            part = model.forward(problem, evidence.q, evidence.k, evidence.v, these)
+            maximum = scores[..., first : first + width].max(dim=-1).values
+            found.append((part["o"], part["lse"], maximum))
+        return self._parts.setdefault(width, found)
+
+    def __call__(self, width: int, how: str) -> dict[str, torch.Tensor]:
+        """O and lse when splits of so many keys are merged in this way, a key of `MERGES`."""
+        found = self._of(width)
+        if len(found) > 1 and how in ("last left out", "first left out"):
+            found = found[:-1] if how.startswith("last") else found[1:]
+        o = torch.stack([part for part, _, _ in found])
+        lse = torch.stack([maximum if how == "maximum" else own for _, own, maximum in found])
+        if how in ("bfloat16", "float16"):
+            o = o.to(getattr(torch, how)).to(torch.float64)
+        m = lse.max(dim=0).values
+        origin = torch.where(torch.isinf(m), torch.zeros_like(m), m)
+        weight = torch.exp((lse - origin) * (_LN2 if how == "base" else 1.0))
+        weight = (~torch.isinf(lse)).double() if how == "equal" else weight
+        l = weight.sum(dim=0)  # noqa: E741 - its name in every paper
+        empty = l == 0
+        l = torch.where(empty, torch.ones_like(l), l)  # noqa: E741
+        total = (weight[..., None] * o).sum(dim=0) / l[..., None]
+        merged = (origin + torch.log(l)).masked_fill(empty, -torch.inf)
+        form = getattr(torch, self._evidence.problem.dtype)
+        return {
+            "o": total.to(form).to(torch.float64),
+            "lse": m if how == "largest" else merged,
+        }

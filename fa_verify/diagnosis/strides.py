@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,17 +12,17 @@ from fa_verify.diagnosis.addressing import read_by
 from fa_verify.inputs import SPARSE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fa_verify.inputs import Inputs
 
-__all__ = ["loads", "stores"]
+__all__ = ["loads", "slips", "stores"]
 
 Strides = tuple[int, ...]
 
 
 def _slips(
-    name: str, tensor: torch.Tensor, others: dict[str, torch.Tensor]
+    name: str, tensor: torch.Tensor, others: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, Strides]]:
     """Sentences and the strides by which a tensor could be addressed by mistake."""
     b, h, n, d = tensor.stride()
@@ -48,7 +49,10 @@ def _slips(
 
 
 def loads(
-    x: Inputs, names: str | tuple[str, ...], o: torch.Tensor | None = None
+    x: Inputs,
+    names: str | tuple[str, ...],
+    o: torch.Tensor | None = None,
+    blocks: Sequence[int] = (),
 ) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
     """Sentences, the input that is loaded wrongly, and what is loaded in its place, on demand.
 
@@ -56,6 +60,7 @@ def loads(
         x: The inputs.
         names: Which inputs may be.
         o: The output, whose strides do may be given.
+        blocks: Rows of blocks that pointers may advance by.
     """
     for name in names:
         tensor = getattr(x, name)
@@ -65,22 +70,70 @@ def loads(
         others = {other: getattr(x, other) for other in kin}
         if name == "do" and o is not None:
             others = {"o": o, **others}
-        b, h, n, d = tensor.stride()
-        slips = list(_slips(name, tensor, others))
-        slips.append((f"{name} of the first sequence is read for every sequence", (0, h, n, d)))
-        slips.append((f"{name} of the first head is read for every head", (b, 0, n, d)))
-        if n > 0 and h % n:
-            text = f"the offset of a head of {name} is rounded down to whole rows"
-            slips.append((text, (b, h // n * n, n, d)))
-        right, sizes = tuple(tensor.stride()), tensor.shape
-        for sentence, wrong in slips:
-            if _same(wrong, right, sizes) or _extent(sizes, wrong) >= SPARSE:
-                continue
-            yield sentence, name, functools.partial(_read, tensor, wrong)
+        yield from slips(name, tensor, others)
+        yield from _packed(name, tensor, others)
+        for block in blocks:
+            yield from _advanced(name, tensor, others, block)
 
 
-def _read(tensor: torch.Tensor, wrong: Strides) -> torch.Tensor:
-    return read_by(tensor.cpu(), wrong)
+def _packed(
+    name: str, tensor: torch.Tensor, others: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
+    """Slips of a kernel whose launcher lays rows out one after the other, heads inside them."""
+    if not 0 < tensor.numel() < SPARSE:
+        return
+    rows = tensor.cpu().transpose(1, 2).contiguous().transpose(1, 2)
+    b, h, n, d = rows.stride()
+    for other, theirs in others.items():
+        width = theirs.shape[3]
+        if width != tensor.shape[3] and tensor.shape[1] > 1:
+            text = f"the heads of {name} begin as if they had as many columns as {other}"
+            yield text, name, functools.partial(read_by, rows, (b, width, n, d))
+        if (size := theirs.shape[1] * width) != n:
+            text = f"the rows of {name} are addressed with {other}'s stride"
+            yield text, name, functools.partial(read_by, rows, (b, h, size, d))
+
+
+def _advanced(
+    name: str, tensor: torch.Tensor, others: Mapping[str, torch.Tensor], block: int
+) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
+    """Pointers to a block of rows that advance from block to block."""
+    b, h, n, d = tensor.stride()
+    rows, most = tensor.shape[2], _extent(tensor.shape, (b, h, 0, d))
+    blocks = torch.arange(rows) // block * block
+    for other, theirs in others.items():
+        wrong = theirs.stride(2)
+        if wrong == n or most + rows * max(wrong, n) >= SPARSE:
+            continue
+        text = f"the rows of {name} within a block are addressed with {other}'s stride"
+        moved = blocks * (n - wrong)
+        yield text, name, functools.partial(_read, tensor, (b, h, wrong, d), moved)
+        if rows <= block:  # and never advances
+            continue
+        text = f"the pointer to {name} advances from block to block by {other}'s row stride"
+        yield text, name, functools.partial(_read, tensor, (b, h, n, d), -moved)
+
+
+def slips(
+    name: str, tensor: torch.Tensor, others: Mapping[str, torch.Tensor] = MappingProxyType({})
+) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
+    """The same of one tensor, whose strides may be mistaken for those of others."""
+    b, h, n, d = tensor.stride()
+    found = list(_slips(name, tensor, others))
+    found.append((f"{name} of the first sequence is read for every sequence", (0, h, n, d)))
+    found.append((f"{name} of the first head is read for every head", (b, 0, n, d)))
+    if n > 0 and h % n:
+        text = f"the offset of a head of {name} is rounded down to whole rows"
+        found.append((text, (b, h // n * n, n, d)))
+    right, sizes = tuple(tensor.stride()), tensor.shape
+    for sentence, wrong in found:
+        if _same(wrong, right, sizes) or _extent(sizes, wrong) >= SPARSE:
+            continue
+        yield sentence, name, functools.partial(_read, tensor, wrong)
+
+
+def _read(tensor: torch.Tensor, wrong: Strides, moved: torch.Tensor | None = None) -> torch.Tensor:
+    return read_by(tensor.cpu(), wrong, moved=moved)
 
 
 def stores(

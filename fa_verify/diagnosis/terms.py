@@ -1,8 +1,4 @@
-"""Causes that only a problem with a bias, ALiBi, sinks, dropout or a gradient of lse has.
-
-Each is the exact result for other terms. What else a kernel may get wrong is tried where it also
-fails on problems without terms: the model of blockwise attention knows none.
-"""
+"""Causes that only a problem with a bias, ALiBi, sinks, dropout or a gradient of lse has."""
 
 from __future__ import annotations
 
@@ -12,125 +8,155 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify import bounds, reference
+from fa_verify.diagnosis.beside import Beside, signed
 from fa_verify.diagnosis.hypothesis import Hypothesis, Prediction
+from fa_verify.diagnosis.knobs import RIGHT, Knobs
+from fa_verify.diagnosis.strides import slips
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fa_verify.diagnosis.evidence import Evidence
-    from fa_verify.terms import Terms
-    from fa_verify.trial import Trial
+    from fa_verify.diagnosis.predictions import Backward, Forward
+    from fa_verify.inputs import Inputs
 
-__all__ = ["for_backward", "for_forward", "right_backward", "right_forward"]
+__all__ = ["for_backward", "for_forward"]
 
-
-def right_forward(evidence: Evidence) -> Prediction:
-    """What a right kernel writes."""
-    return _forward(evidence, evidence.terms)
+_Variant = tuple[str, Beside, Knobs]
+_LN2 = 0.6931471805599453
 
 
-def right_backward(trial: Trial, evidence: Evidence) -> Prediction:
-    """What a right backward pass writes, given the observed o and lse."""
-    return _backward(trial, evidence, evidence.terms)
-
-
-def for_forward(evidence: Evidence) -> Iterator[Hypothesis]:
+def for_forward(predict: Forward) -> Iterator[Hypothesis]:
     """Causes of a wrong o or lse."""
-    for sentence, terms in _other_terms(evidence):
-        yield Hypothesis(sentence, functools.partial(_forward, evidence, terms))
+    evidence = predict.evidence
+    for sentence, beside, knobs in (
+        *_shared(evidence, predict.trial.pristine),
+        *_of_forward(predict),
+    ):
+        yield Hypothesis(sentence, functools.partial(predict, knobs, beside=beside))
     if evidence.terms.sinks is not None:
         yield Hypothesis(
-            "lse is without the sink, which o has", functools.partial(_bare_lse, evidence)
+            "lse is without the sink, which o has", functools.partial(_bare_lse, predict)
         )
 
 
-def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
+def for_backward(predict: Backward) -> Iterator[tuple[str, Beside, Knobs]]:
     """Causes of wrong gradients, given the observed o and lse."""
-    if evidence.do is None or not {"o", "lse"} <= set(evidence.seen):
-        return
-    text = "the gradients are right for the o and lse that the forward pass wrote"
-    yield Hypothesis(text, functools.partial(right_backward, trial, evidence), follows=True)
-    given = evidence.terms
-    if given.dlse is not None:
-        for sentence, dlse in (
-            ("the gradient of lse is ignored", torch.zeros_like(given.dlse)),
-            ("the gradient of lse has the wrong sign", -given.dlse),
+    given, right = predict.evidence.terms, predict.beside
+    if right.dlse is not None:
+        yield "the gradient of lse is ignored", dataclasses.replace(right, dlse=None), RIGHT
+        other = dataclasses.replace(right, dlse=-right.dlse)
+        yield "the gradient of lse has the wrong sign", other, RIGHT
+    if given.keep is not None:
+        assert right.weights is not None  # noqa: S101 - for mypy: made of keep
+        kept = given.keep.double()
+        for sentence, weights, dp_weights in (
+            ("dP is not divided by the probability of being kept", right.weights, kept),
+            ("dv is not divided by the probability of being kept", kept, right.weights),
+            ("nothing is divided by the probability of being kept", kept, kept),
+            ("dropout is missing from dP", right.weights, None),
+            ("dropout is missing from dv", None, right.weights),
+            ("dropout is ignored", None, None),
         ):
-            other = dataclasses.replace(given, dlse=dlse)
-            yield Hypothesis(sentence, functools.partial(_backward, trial, evidence, other))
-    for sentence, terms in _other_terms(evidence):
-        text = f"in the backward pass, {sentence}"
-        yield Hypothesis(text, functools.partial(_backward, trial, evidence, terms))
+            beside = dataclasses.replace(right, weights=weights, dp_weights=dp_weights)
+            yield sentence, beside, RIGHT
+    yield from _shared(predict.evidence, predict.trial.pristine)
 
 
-def _other_terms(evidence: Evidence) -> Iterator[tuple[str, Terms]]:
+def _of_forward(predict: Forward) -> Iterator[_Variant]:
+    """What only the forward pass can get wrong."""
+    given, right = predict.evidence.terms, predict.beside
+    if right.sinks is not None:
+        text = "acc is not rescaled for the sink"
+        yield text, right, Knobs(sink_rescales_acc=False)
+    if given.keep is not None:
+        text = "dropout comes before the denominator l, which sums what is kept"
+        yield text, right, Knobs(l_of_kept=True)
+        kept = dataclasses.replace(right, weights=given.keep.double())
+        yield "o is not divided by the probability of being kept", kept, RIGHT
+        yield "dropout is ignored", dataclasses.replace(right, weights=None), RIGHT
+        other = 1.0 / predict.evidence.problem.dropout
+        flipped = dataclasses.replace(right, weights=given.keep.double() * other)
+        yield "o is divided by the probability of being dropped", flipped, RIGHT
+
+
+def _shared(evidence: Evidence, x: Inputs) -> Iterator[_Variant]:
     """What a kernel may have in the place of its terms."""
     given, p = evidence.terms, evidence.problem
+    of = functools.partial(Beside.of, p)
+    right = of(given)
     if given.bias is not None:
-        yield "the bias is ignored", dataclasses.replace(given, bias=torch.zeros_like(given.bias))
-        scaled = given.bias.double() * p.scale
-        yield (
-            "the bias is added before the logits are scaled",
-            dataclasses.replace(given, bias=scaled),
-        )
+        for sentence, bias in _biases(evidence, given.bias, x):
+            yield sentence, of(dataclasses.replace(given, bias=bias)), RIGHT
         if p.softcap:
-            capped = dataclasses.replace(given, bias=_capped(evidence, given.bias))
-            yield "the bias is added before the softcap", capped
+            yield "the bias is added before the softcap", right, Knobs(bias_before_cap=True)
     if given.slopes is not None:
-        first = given.slopes[:1].expand_as(given.slopes)
-        for sentence, slopes in (
-            ("ALiBi is ignored", torch.zeros_like(given.slopes)),
-            ("ALiBi's slopes have the wrong sign", -given.slopes),
-            ("ALiBi's slopes are those of the next head", given.slopes.roll(-1)),
-            ("ALiBi's slopes are those of the head before", given.slopes.roll(1)),
-            ("ALiBi's slopes are all those of the first head", first),
+        for sentence, slopes in _slopes(evidence, given.slopes):
+            yield sentence, of(dataclasses.replace(given, slopes=slopes)), RIGHT
+        if p.softcap and given.bias is None:
+            yield "ALiBi is added before the softcap", right, Knobs(bias_before_cap=True)
+        text = "ALiBi's distance keeps its sign: it grows to one side, and falls to the other"
+        yield text, of(given, signed(p)), RIGHT
+        text = (
+            "ALiBi's distance keeps the opposite sign: it falls to one side, and grows to the other"
+        )
+        yield text, of(given, -signed(p)), RIGHT
+        rows, keys = torch.arange(p.seqlen_q)[:, None], torch.arange(p.seqlen_k)
+        for sentence, distance in (
+            ("ALiBi's distance is |i - j|: the diagonal's shift is missing", rows - keys),
+            (
+                "ALiBi's distance is to the bottom-right diagonal, not the mask's",
+                rows + p.seqlen_k - p.seqlen_q - keys,
+            ),
         ):
-            yield sentence, dataclasses.replace(given, slopes=slopes)
+            yield sentence, of(given, distance.abs().double()), RIGHT
     if given.sinks is not None:
-        for sentence, sinks in (
-            ("the sink is missing", torch.full_like(given.sinks, -torch.inf)),
-            ("the sinks are those of the next head", given.sinks.roll(-1)),
-            ("the sinks are all that of the first head", given.sinks[:1].expand_as(given.sinks)),
-        ):
-            yield sentence, dataclasses.replace(given, sinks=sinks)
+        for sentence, sinks in _sinks(evidence, given.sinks):
+            yield sentence, of(dataclasses.replace(given, sinks=sinks)), RIGHT
     if given.keep is not None:
         nothing = dataclasses.replace(given, keep=torch.ones_like(given.keep))
-        yield "dropout drops nothing, but divides by what it keeps", nothing
+        yield "dropout drops nothing, but divides by what it keeps", of(nothing), RIGHT
 
 
-def _capped(evidence: Evidence, bias: torch.Tensor) -> torch.Tensor:
-    """What a bias comes to where it is added before the softcap, of each logit."""
-    e, p = evidence, evidence.problem
-    k = e.k.double().repeat_interleave(p.group, 1)
-    logits = (e.q.double() @ k.mT).mul_(p.scale)
-    shift = torch.tanh((logits + bias.double()) / p.softcap) - torch.tanh(logits / p.softcap)
-    return shift.mul_(p.softcap)
+def _biases(
+    evidence: Evidence, bias: torch.Tensor, x: Inputs
+) -> Iterator[tuple[str, torch.Tensor]]:
+    yield "the bias is ignored", torch.zeros_like(bias)
+    yield "the bias has the wrong sign", -bias
+    scaled = bias.double() * evidence.problem.scale
+    yield "the bias is added before the logits are scaled", scaled
+    if evidence.whole and x.bias is not None:
+        for sentence, _, load in slips("bias", x.bias):
+            loaded = load()
+            if not bool(torch.isnan(loaded).any()):
+                yield sentence, loaded
 
 
-def _forward(evidence: Evidence, terms: Terms) -> Prediction:
-    e = evidence
-    found = reference.forward(e.problem, e.q, e.k, e.v, terms)
-    return Prediction({"o": _rounded(found.o, e.problem.dtype), "lse": found.lse})
+def _slopes(evidence: Evidence, slopes: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    yield "ALiBi is ignored", torch.zeros_like(slopes)
+    yield "ALiBi's slopes have the wrong sign", -slopes
+    scale = evidence.problem.scale
+    yield "ALiBi is added before the logits are scaled", slopes.double() * scale
+    if evidence.whole:
+        yield "ALiBi's slopes are those of the next head", slopes.roll(-1)
+        yield "ALiBi's slopes are those of the head before", slopes.roll(1)
+        yield "ALiBi's slopes are all those of the first head", slopes[:1].expand_as(slopes)
+        text = "ALiBi's slope of query head h is that of its key head's number"
+        yield text, slopes[torch.arange(len(slopes)) // evidence.problem.group]
 
 
-def _bare_lse(evidence: Evidence) -> Prediction:
-    bare = dataclasses.replace(evidence.terms, sinks=None)
-    lse = _forward(evidence, bare).values["lse"]
-    return Prediction(_forward(evidence, evidence.terms).values | {"lse": lse})
+def _sinks(evidence: Evidence, sinks: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    yield "the sink is missing", torch.full_like(sinks, -torch.inf)
+    yield "the sink is scaled as logits are", sinks.double() * evidence.problem.scale
+    yield "the sink is taken in base 2: the factor log2(e) is missing", sinks.double() * _LN2
+    if evidence.whole:
+        yield "the sinks are those of the next head", sinks.roll(-1)
+        yield "the sinks are all that of the first head", sinks[:1].expand_as(sinks)
+        text = "the sink of query head h is that of its key head's number"
+        yield text, sinks[torch.arange(len(sinks)) // evidence.problem.group]
 
 
-def _backward(trial: Trial, evidence: Evidence, terms: Terms) -> Prediction:
-    e = evidence
-    assert e.do is not None  # noqa: S101 - for mypy: there are gradients
-    tensors = (x.to(getattr(torch, e.problem.dtype)) for x in (e.q, e.k, e.v, e.do))
-    q, k, v, do = tensors
-    o, lse = (e.seen[name].got for name in ("o", "lse"))
-    arithmetic = trial.kernel.arithmetic
-    found = bounds.bound_backward(e.problem, arithmetic, q, k, v, do, terms=terms, o=o, lse=lse)
-    values = {x.name: _rounded(x.reference, e.problem.dtype) for x in found[:3]}
-    return Prediction(values)
-
-
-def _rounded(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    return x.to(getattr(torch, dtype)).to(torch.float64)
+def _bare_lse(predict: Forward) -> Prediction:
+    bare = dataclasses.replace(predict.beside, sinks=None)
+    lse = predict(beside=bare).values["lse"]
+    return Prediction(predict.right.values | {"lse": lse})

@@ -9,8 +9,8 @@ A row of a table is ``[name]`` with these keys:
             defect of harnesses, which a test of ours covers.
     why     Why a gpu-only or not-yet row is not planted, or is simulated.
     test    The test that covers a meta row.
-    kernel  Which kernel of ``kernels/launch.py`` it is planted in ("flash"), or which of another
-            launcher ("launch_terms.py:terms").
+    kernel  Which kernel it is planted in, "file.py:name"; a name alone is one of ``launch.py``
+            ("flash").
     patch   [file, old, new] texts: old must occur exactly once in that file.
     apart   dtypes for each of which the defect is planted and reported apart.
     causes  Parts of a sentence of diagnosis: one that holds any of them names the cause rightly.
@@ -81,10 +81,10 @@ class Defect:
         return self.tag in ("ttir", "launcher")
 
 
-def rows() -> tuple[Defect, ...]:
-    """Every defect of the tables, in their order."""
+def rows(tables: Sequence[Path] = ()) -> tuple[Defect, ...]:
+    """Every defect of the tables (none: the zoo's), in their order."""
     found: list[Defect] = []
-    for file in sorted(_ROWS.glob("*.toml")):
+    for file in tables or sorted(_ROWS.glob("*.toml")):
         for name, row in tomllib.loads(file.read_text(encoding="utf-8")).items():
             found.extend(_read(name, row))
     return tuple(found)
@@ -104,17 +104,20 @@ def _read(name: str, row: dict[str, Any]) -> list[Defect]:
     ]
 
 
-def planted(defects: Sequence[Defect], folder: Path) -> dict[Defect, str]:
-    """Copies of the kernels with one defect each, in a folder of its own; their targets.
+def planted(defects: Sequence[Defect], folder: Path, kernels: Path = KERNELS) -> dict[Defect, str]:
+    """Copies of the folder of kernels with one defect each, in a folder of its own; their targets.
 
     Raises:
         InvalidInputError: A patch's text does not occur exactly once.
     """
-    return {defect: _plant(defect, folder / f"{index:03d}") for index, defect in enumerate(defects)}
+    return {
+        defect: _plant(defect, folder / f"{index:03d}", kernels)
+        for index, defect in enumerate(defects)
+    }
 
 
-def _plant(defect: Defect, folder: Path) -> str:
-    shutil.copytree(KERNELS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+def _plant(defect: Defect, folder: Path, kernels: Path) -> str:
+    shutil.copytree(kernels, folder, ignore=shutil.ignore_patterns("__pycache__"))
     patch = defect.patch
     if defect.dtype:
         patch = (*patch, ("launch.py", _DECLARED, f'{_DECLARED}    dtypes=("{defect.dtype}",),\n'))
@@ -129,7 +132,7 @@ def _plant(defect: Defect, folder: Path) -> str:
     return f"{folder / (where or 'launch.py')}:{kernel}"
 
 
-def lines(defect: Defect, target: str) -> frozenset[str]:
+def lines(defect: Defect, target: str, kernels: Path = KERNELS) -> frozenset[str]:
     """The lines of a planted kernel's statements that the defect changed, "file.py:7".
 
     A launcher has none: no line of a kernel is to blame for it.
@@ -137,11 +140,14 @@ def lines(defect: Defect, target: str) -> frozenset[str]:
     Args:
         defect: The row.
         target: Where it was planted.
+        kernels: The folder that was copied for it.
     """
+    if defect.tag == "launcher":
+        return frozenset()
     folder = Path(target.rpartition(":")[0]).parent
     found = set()
     for name in {name for name, _, _ in defect.patch if not name.startswith("launch")}:
-        right, wrong = ((f / name).read_text(encoding="utf-8") for f in (KERNELS, folder))
+        right, wrong = ((f / name).read_text(encoding="utf-8") for f in (kernels, folder))
         matcher = difflib.SequenceMatcher(
             None, right.splitlines(), wrong.splitlines(), autojunk=False
         )

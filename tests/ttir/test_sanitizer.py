@@ -250,6 +250,32 @@ def test_reading_what_nobody_wrote_is_reported_once_per_line():
     assert y[3].isnan().all()
 
 
+@triton.jit
+def add_or_exchange(x_ptr, EXCHANGE: tl.constexpr, N: tl.constexpr):
+    at = x_ptr + tl.arange(0, N)
+    if EXCHANGE:
+        tl.atomic_xchg(at, 1.0)
+    else:
+        tl.atomic_add(at, 1.0)
+
+
+def test_an_atomic_addition_to_what_nobody_wrote_reads_it():
+    with ttir.execute() as run:
+        add_or_exchange[(3,)](torch.empty(8), False, 8)
+    found = only(run, "uninitialised-read")
+    assert (found.argument, found.count, found.program_id) == ("x_ptr", 8, (0, 0, 0))
+
+
+def test_an_atomic_addition_to_zeros_or_to_what_was_exchanged_reads_what_is_written():
+    with ttir.execute() as run:
+        add_or_exchange[(3,)](torch.zeros(8), False, 8)
+        x = torch.empty(8)
+        add_or_exchange[(1,)](x, True, 8)
+        add_or_exchange[(3,)](x, False, 8)
+    assert run.incidents == []
+    assert (x == 4.0).all()
+
+
 def test_memory_written_by_a_kernel_or_by_torch_may_be_read():
     z = torch.zeros(4, 10)
     with ttir.execute() as run:

@@ -27,12 +27,15 @@ class Update:
 
     Attributes:
         function: (old, *operands) -> new; None: the cell is only read.
+        reads: Whether what it was before matters: an exchange of which nobody looks at that does
+            not read.
         used: Whether anybody looks at what was there before.
         acquires: Whether later accesses of the program come after what was released here.
         releases: Whether earlier accesses of the program come before whoever acquires here.
     """
 
     function: Callable[..., Array] | None
+    reads: bool
     used: bool
     acquires: bool
     releases: bool
@@ -172,7 +175,7 @@ class Accesses(Reach):
         spread = [by_run(access, cells, x) for x in operands]
         if cells.axis is None:  # every lane counts, even if all agree on the address
             cells.index = np.broadcast_to(cells.index, (cells.index.shape[0], *access.shape))
-        if update.function is None and self.sanitize and arg.shadow is not None:
+        if update.reads and self.sanitize and arg.shadow is not None:
             self.check_written(access, arg, cells, arg.shadow)
         touched, chosen = self.touch(access, arg, cells, *spread, everyone=True)
         before = np.zeros(touched.index.shape, CARRIER[access.scalar])

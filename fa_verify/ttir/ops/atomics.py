@@ -52,8 +52,14 @@ def _orders(op: Op, how: str) -> bool:
     return how in op.words or "acq_rel" in op.words
 
 
-def _atomic(op: Op, low: Lowering, function: Callable[..., Array] | None, operands: int) -> Step:
-    """An atomic operation whose pointer is followed by `operands` values and perhaps a mask."""
+def _atomic(
+    op: Op, low: Lowering, function: Callable[..., Array] | None, operands: int,
+    *, replaces: bool = False,
+) -> Step:  # fmt: skip
+    """An atomic operation whose pointer is followed by `operands` values and perhaps a mask.
+
+    What it was before matters not to one that `replaces` it, unless somebody looks.
+    """
     pointer, *values = [low.slot(x) for x in op.operands[: 1 + operands]]
     result = low.slot(op.results[0]) if op.results else None
     masks = masks_of(op, low, 1 + operands)
@@ -61,7 +67,8 @@ def _atomic(op: Op, low: Lowering, function: Callable[..., Array] | None, operan
     access = Access(low.site(op), shape, scalar, sides=sides(op, low))
     used, machine = bool(op.results and op.results[0].users), low.machine
     acquires, releases = (_orders(op, word) for word in ("acquire", "release"))
-    update = Update(function, used=used, acquires=acquires, releases=releases)
+    reads = used or not replaces
+    update = Update(function, reads=reads, used=used, acquires=acquires, releases=releases)
 
     def step(env: Env) -> None:
         before = machine.accesses.atomic(
@@ -75,7 +82,8 @@ def _atomic(op: Op, low: Lowering, function: Callable[..., Array] | None, operan
 
 def atomic_rmw(op: Op, low: Lowering) -> Step:
     """tt.atomic_rmw: programs take their turn in schedule order, lanes of a tile in index order."""
-    return _atomic(op, low, rounded_update(op.words[0], op.results[0].type), 1)
+    update = rounded_update(op.words[0], op.results[0].type)
+    return _atomic(op, low, update, 1, replaces=op.words[0] == "exch")
 
 
 def atomic_cas(op: Op, low: Lowering) -> Step:
@@ -90,14 +98,14 @@ def atomic_load(op: Op, low: Lowering) -> Step:
 
 def atomic_store(op: Op, low: Lowering) -> Step:
     """tt.atomic_store: an exchange whose result nobody wants."""
-    return _atomic(op, low, UPDATE["exch"], 1)
+    return _atomic(op, low, UPDATE["exch"], 1, replaces=True)
 
 
 def atomic_poll(op: Op, low: Lowering) -> Step:
     """tt.atomic_poll: a loop that waits; with a timeout, only as long as others can go on."""
     pointer, expected, result = (low.slot(x) for x in (*op.operands[:2], op.results[0]))
     access = Access(low.site(op), op.operands[0].type.shape, pointee(op.operands[0]).scalar)
-    update = Update(None, used=True, acquires=_orders(op, "acquire"), releases=False)
+    update = Update(None, reads=True, used=True, acquires=_orders(op, "acquire"), releases=False)
     machine, patient, at = low.machine, len(op.operands) == 2, op.location
     hopeless = partial(Unsupported, op=op.name, file=at.file, line=at.line)
 

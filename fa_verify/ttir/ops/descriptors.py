@@ -189,7 +189,8 @@ def descriptor_reduce(op: Op, low: Lowering) -> Step:
         msg = f"a descriptor reduction by {kind}"
         raise Unsupported(msg)
     access, machine = Access(low.site(op), shape, scalar), low.machine
-    update = Update(rounded_update(kind, value.type), used=False, acquires=False, releases=False)
+    function = rounded_update(kind, value.type)
+    update = Update(function, reads=True, used=False, acquires=False, releases=False)
 
     def step(env: Env) -> None:
         pointer, masks = _tile_of(env[descriptor], [env[s] for s in indices], shape)

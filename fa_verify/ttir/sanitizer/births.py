@@ -157,7 +157,7 @@ class Dry(Accesses):
     ) -> Array:  # fmt: skip
         """Read what is there."""
         del update
-        reading = Update(function=None, used=True, acquires=False, releases=False)
+        reading = Update(function=None, reads=True, used=True, acquires=False, releases=False)
         return super().atomic(access, pointer, masks, operands, reading)
 
 

@@ -21,7 +21,7 @@ from fa_verify.backends import cards
 from fa_verify.backends.base import Setup
 from fa_verify.backends.fences.fence import Fence
 from fa_verify.case import Case
-from fa_verify.errors import InvalidInputError, KernelLoadError
+from fa_verify.errors import InvalidInputError, KernelLoadError, UnwritableError
 from fa_verify.examples import Examples
 from fa_verify.record import CaseRecord, End, Shrunk, Start, Writer
 from fa_verify.report import files, table
@@ -47,6 +47,8 @@ _WATCHED = 8  # processes under sanitizers at a time: each has a context of its 
 _WATCHED_TIMEOUT = 120.0  # seconds for one case under a sanitizer, which begins with 10 of imports
 _SAY_EVERY = 10.0  # seconds between lines of progress where there is no terminal
 _NOTHING = 3
+_UNWRITTEN = 2
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def check(
@@ -127,9 +129,13 @@ def check(
         seconds = time.monotonic() - begin
         end = End(seconds=seconds, cases=summary.cases, exit_code=code)
         show.write(end)
+        summary = finished(summary, start, end)
+    except (KeyboardInterrupt, UnwritableError) as error:
+        what, code = (str(error), _UNWRITTEN) if str(error) else ("interrupted", _INTERRUPTED)
+        console.print(f"{what}; what follows is of the cases until then", style="red", markup=False)
+        summary = summarise(show.lines)
     finally:
         writer.close()
-    summary = finished(summary, start, end)
     table.show(console, summary)
     for path in (writer.path, *files.write(summary, folder)):
         console.print(Text(f"  {path}", style="dim"), soft_wrap=True)
@@ -248,6 +254,8 @@ def list_kernels(targets: Sequence[str]) -> int:
     """Print each kernel with its target and what it declares."""
     console = Console(highlight=False)
     kernels = _load(targets)
+    if not kernels:
+        console.print(f"no Kernel found in {', '.join(targets)}", markup=False)
     for kernel in kernels:
         console.print(
             Text(kernel.name, style="bold"), Text(f"{kernel.target} @{kernel.source_hash}")

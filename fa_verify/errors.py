@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["InvalidInputError", "KernelLoadError", "UnsupportedProblemError"]
+__all__ = ["InvalidInputError", "KernelLoadError", "UnsupportedProblemError", "UnwritableError"]
 
 
 class InvalidInputError(ValueError):
     """A value breaks a rule. The message gives name=value, the rule, and what to do."""
+
+
+class UnwritableError(InvalidInputError):
+    """A file of results cannot be written, or not any more."""
 
 
 class KernelLoadError(Exception):

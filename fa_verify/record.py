@@ -6,11 +6,12 @@ No torch, no Triton.
 
 from __future__ import annotations
 
+import contextlib
 from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from fa_verify.errors import InvalidInputError
+from fa_verify.errors import InvalidInputError, UnwritableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,7 @@ __all__ = [
     "Writer",
     "kind_of",
     "read",
+    "writing",
 ]
 
 
@@ -175,6 +177,23 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 Line = Start | CaseRecord | Shrunk | Sanitized | End
 
 
+@contextlib.contextmanager
+def writing(what: str, path: Path) -> Iterator[None]:
+    """Say that a file or folder cannot be written.
+
+    Raises:
+        UnwritableError: The operating system said so.
+    """
+    try:
+        yield
+    except OSError as error:
+        msg = (
+            f"{what}={str(path)!r}: cannot be written ({error.strerror}); make room, or choose "
+            "another folder"
+        )
+        raise UnwritableError(msg) from error
+
+
 class Writer:
     """Appends lines to a file, each flushed at once."""
 
@@ -182,27 +201,28 @@ class Writer:
         """Open the file for appending; its folder is made.
 
         Raises:
-            InvalidInputError: It cannot be written.
+            UnwritableError: It cannot be written.
         """
-        try:
+        with writing("record", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = path.open("ab")
-        except OSError as error:
-            msg = (
-                f"record={str(path)!r}: cannot be written ({error.strerror}); choose another folder"
-            )
-            raise InvalidInputError(msg) from error
         self.path = path
         self._encoder = msgspec.json.Encoder()
 
     def write(self, line: Line) -> None:
-        """Write one line and flush it."""
-        self._file.write(self._encoder.encode(line) + b"\n")
-        self._file.flush()
+        """Write one line and flush it.
+
+        Raises:
+            UnwritableError: The disk is full, or gone.
+        """
+        with writing("record", self.path):
+            self._file.write(self._encoder.encode(line) + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of a line that could not be written
+            self._file.close()
 
 
 def read(path: Path) -> Iterator[Line]:

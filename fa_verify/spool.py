@@ -6,6 +6,7 @@ there after a run was killed says which cases it was at. No torch, no Triton.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -92,10 +93,11 @@ class Spool:
         self._running = running
         if self._path is None:
             return
-        if self._file < 0:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         data = self._encoder.encode(running) + b"\n"
-        os.ftruncate(self._file, os.pwrite(self._file, data, 0))
+        with contextlib.suppress(OSError):  # a full disk: then nothing is known of its last moment
+            if self._file < 0:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(self._file, os.pwrite(self._file, data, 0))
 
 
 def read(folder: Path, process: int | None) -> Running:

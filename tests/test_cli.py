@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from fa_verify import cli
+from fa_verify import checking, cli
+from fa_verify.errors import UnwritableError
 
 
 def run(*arguments, timeout=120):
@@ -130,3 +131,35 @@ def test_a_file_without_a_kernel_names_the_functions_that_can_be_checked(tmp_pat
     code, output = run("check", str(path))
     assert code == 3
     assert f"fa-verify check {path}:attend" in output.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted; what follows is of the cases until then"),
+        (UnwritableError("record=x: cannot be written (full)"), 2, "(full); what follows is of"),
+    ],
+)
+def test_what_was_recorded_until_a_run_ended_early_is_shown(
+    tmp_path, monkeypatch, capsys, error, code, said
+):
+    class Ends(checking.Writer):
+        def write(self, line):
+            if getattr(self, "lines", 0) == 3:  # the start, and two cases
+                raise error
+            self.lines = getattr(self, "lines", 0) + 1
+            super().write(line)
+
+    monkeypatch.setattr(checking, "Writer", Ends)
+    monkeypatch.setenv("COLUMNS", "120")
+    arguments = ("check", "tests/targets/plain.py:right", "--no-examples", "-n", "1")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments, "--cases", "6", "--report", str(tmp_path)])
+    output = capsys.readouterr().out
+    assert ended.value.code == code
+    assert said in output
+    assert "1 kernel, 3 of 3 cases passed" in output  # with the one that could not be written
+    (record,) = tmp_path.glob("*.jsonl")
+    kinds = [json.loads(line)["type"] for line in record.read_text().splitlines()]
+    assert kinds == ["start", "case", "case"]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".jsonl", ".html", ".md"}

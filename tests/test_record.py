@@ -1,10 +1,11 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from fa_verify.errors import InvalidInputError
+from fa_verify.errors import InvalidInputError, UnwritableError
 from fa_verify.record import (
     CaseRecord,
     End,
@@ -134,3 +135,11 @@ def test_a_missing_file_is_named(tmp_path):
 def test_blank_lines_are_no_lines(path):
     path.write_bytes(path.read_bytes().replace(b"\n", b"\n\n"))
     assert tuple(read(path)) == LINES
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_told_and_closing_is_quiet():
+    writer = Writer(Path("/dev/full"))
+    with pytest.raises(UnwritableError, match=r"record='/dev/full': cannot be written \(No space"):
+        writer.write(End(seconds=0.0, cases=0, exit_code=0))
+    writer.close()

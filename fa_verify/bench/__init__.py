@@ -15,6 +15,7 @@ from fa_verify.bench import beforehand, table
 from fa_verify.bench.child import Child, Order
 from fa_verify.bench.points import decodes, grid
 from fa_verify.errors import InvalidInputError
+from fa_verify.record import writing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,8 +124,9 @@ def bench(
 
 def _write(folder: Path, roof: Roof, timed: Sequence[Timed]) -> None:
     """Write both files anew: what was timed before an interruption is kept."""
-    folder.mkdir(parents=True, exist_ok=True)
     encoder = msgspec.json.Encoder(order="deterministic")
     lines = [encoder.encode(line) + b"\n" for line in (roof, *timed)]
-    (folder / "bench.jsonl").write_bytes(b"".join(lines))
-    (folder / "bench.md").write_text(table.markdown(roof, timed), encoding="utf-8")
+    with writing("report", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "bench.jsonl").write_bytes(b"".join(lines))
+        (folder / "bench.md").write_text(table.markdown(roof, timed), encoding="utf-8")

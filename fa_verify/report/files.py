@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fa_verify.errors import InvalidInputError
-from fa_verify.record import read
+from fa_verify.record import read, writing
 from fa_verify.report import compare as comparison
 from fa_verify.report import html, markdown
 from fa_verify.report.matrix import Matrix, matrix, words
@@ -51,11 +51,16 @@ def _newest(folder: Path) -> list[Path]:
 
 
 def write(summary: Summary, folder: Path) -> tuple[Path, Path]:
-    """Write report.html and report.md into the folder; their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write report.html and report.md into the folder; their paths.
+
+    Raises:
+        UnwritableError: The folder cannot be written.
+    """
     page, text = folder / "report.html", folder / "report.md"
-    page.write_text(html.render(summary), encoding="utf-8")
-    text.write_text(markdown.render(summary), encoding="utf-8")
+    with writing("report", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        page.write_text(html.render(summary), encoding="utf-8")
+        text.write_text(markdown.render(summary), encoding="utf-8")
     return page, text
 
 
@@ -89,12 +94,17 @@ def _read_matrix(path: Path) -> Matrix:
 
 
 def write_matrix(found: Matrix, folder: Path) -> tuple[Path, Path, Path]:
-    """Write matrix.html, matrix.md and matrix.json into the folder; their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write matrix.html, matrix.md and matrix.json into the folder; their paths.
+
+    Raises:
+        UnwritableError: The folder cannot be written.
+    """
     page, text, data = (folder / f"matrix.{kind}" for kind in ("html", "md", "json"))
-    page.write_text(html.render_matrix(found), encoding="utf-8")
-    text.write_text(matrix_markdown.render(found), encoding="utf-8")
-    data.write_bytes(msgspec.json.encode(_rounded(msgspec.to_builtins(found))) + b"\n")
+    with writing("matrix", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        page.write_text(html.render_matrix(found), encoding="utf-8")
+        text.write_text(matrix_markdown.render(found), encoding="utf-8")
+        data.write_bytes(msgspec.json.encode(_rounded(msgspec.to_builtins(found))) + b"\n")
     return page, text, data
 
 

@@ -395,6 +395,10 @@ def in_corner(case, corner):
         "a million logits a head": lambda: _area(case) >= LARGE,
         "no query, or no key": lambda: 0 in (p.seqlen_q, p.seqlen_k),
         "more heads than an axis of a grid counts": lambda: p.batch * p.heads_q > 65_535,
+        "more than sixteen heads a group": lambda: p.group > 16 and case.backward,
+        "a window of whole blocks": lambda: (
+            (p.mask.window_left or 0) % 64 == 0 and (p.seqlen_k - p.seqlen_q) % 64 == 0
+        ),
     }.get(corner.name, lambda: True)()
 
 
@@ -413,6 +417,19 @@ def test_lengths_that_differ_by_nearly_a_multiple_of_a_block(name, rests):
     index = [corner.name for corner in CORNERS].index(name)
     cases = [distribution.draw(start, 2 * index + 2)[-1].problem for start in range(12)]
     assert _share(cases, lambda p: (p.seqlen_k - p.seqlen_q) % 16 in rests) > 0.7
+
+
+def test_decoding_has_one_query():
+    cases = [c.problem for c in distribution.draw(0, 2000)]
+    one = [p for p in cases if p.seqlen_q == 1 and 64 <= p.seqlen_k <= 4096]
+    assert _share(cases, one.__contains__) > 0.02
+    assert any(p.mask.alignment == "top-left" and p.mask.causal for p in one)
+
+
+def test_there_are_many_heads_of_each_kind():
+    cases = [c.problem for c in distribution.draw(0, 400)]
+    assert max(p.heads_kv for p in cases) > 8
+    assert max(p.group for p in cases) > 16
 
 
 def test_a_kernel_that_has_no_such_corner_is_not_asked():

@@ -42,13 +42,13 @@ CAUGHT = [
     ("q-prescale-round", "bfloat16", 2, "lse outside its bound"),
     # the output off by 0.1%
     ("output-off-by-a-thousandth", "float16", 0, "o outside its bound"),
-    ("output-off-by-a-thousandth", "bfloat16", 2, "o leans one way"),
+    ("output-off-by-a-thousandth", "bfloat16", 7, "o leans one way"),
     # one missing key in 4096
     ("one-key-in-4096", "float16", 83, "lse outside its bound"),
     ("one-key-in-4096", "bfloat16", 83, "lse outside its bound"),
     # delta from low-precision products
-    ("delta-low-precision", "float16", 2, "dq outside its bound"),
-    ("delta-low-precision", "bfloat16", 2, "dq outside its bound"),
+    ("delta-low-precision", "float16", 4, "dq outside its bound"),
+    ("delta-low-precision", "bfloat16", 3, "dq outside its bound"),
     # tf32 where ieee was declared
     ("tf32-default", "float32", 3, "lse outside its bound"),
     # exp2 by a polynomial of degree 3, undeclared

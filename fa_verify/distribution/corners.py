@@ -189,4 +189,18 @@ CORNERS = (
         name="a million logits a head",
         tables=(("SHAPES", ("large",)),),
     ),
+    Corner(
+        # A group's heads as rows of one block, of 16 as a rule.
+        name="more than sixteen heads a group",
+        tables=(("HEADS", ((1, 20, 1),)), ("SHAPES", ("small",))),
+        backward=True,
+    ),
+    Corner(
+        name="a window of whole blocks",
+        tables=(
+            *(("RELATIONS", ("equal",)), ("LENGTH_KINDS", ("blocks",)), ("BLOCKS", (64, 128))),
+            *(("SHAPES", ("large",)), ("WINDOWS", ("anything",))),
+            ("MASKS", (*_TWO_SIDED, *_ONE_SIDED)),
+        ),
+    ),
 )

@@ -217,6 +217,7 @@ class _Drawing:
                 q = k = self._length(1024, int(most**0.5))
         else:
             q, k = self._length(q_least, q_most), self._length(k_least, k_most)
+            q = 1 if name == "decode" and self._chance(tables.ONE_QUERY) else q
         if relation == "aligned" and q > 64 and k > 64:
             q = k = min(q, k) // 128 * 128 + (128 if name != "large" or min(q, k) < 1024 else 0)
         elif relation == "equal" and name in ("edge", "small", "medium", "long"):

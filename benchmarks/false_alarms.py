@@ -76,11 +76,12 @@ def run(options) -> int:
     with tempfile.TemporaryDirectory() as work:
         parts = {}
         for index, gpu in enumerate(gpus):
-            for name, targets, workers in (
-                ("card", (*ON_A_CARD, *options.also), options.card_workers),
-                ("compiled", COMPILED, options.compiling_workers),
+            # Nothing is compiled while a mode of torch's watches allocations, as fences do.
+            for name, targets, workers, fence in (
+                ("card", (*ON_A_CARD, *options.also), options.card_workers, "poison"),
+                ("compiled", COMPILED, options.compiling_workers, "off"),
             ):
-                how = ("--backend", "cuda", "-n", str(workers))
+                how = ("--backend", "cuda", "-n", str(workers), "--fence", fence)
                 folder = Path(work) / f"{name}{gpu}"
                 seed = options.seed * 8 + index
                 if workers:

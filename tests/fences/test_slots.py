@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fa_verify.backends.fences import poison
+from fa_verify.backends.fences.allocations import Fenced
 from fa_verify.backends.fences.fence import Fence
 from fa_verify.backends.fences.memory import Heap, tensor_over
 from fa_verify.backends.fences.slots import Slots, _size_class
@@ -168,3 +169,15 @@ def test_where_memory_is_short_what_is_kept_for_later_goes_first():
 def test_a_size_class_wastes_at_most_an_eighth(nbytes):
     size = _size_class(nbytes, 4096)
     assert nbytes <= size <= max(4096, nbytes + nbytes / 8 + 4096)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_what_a_higher_order_operator_makes_is_moved_too():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
+    x = torch.randn(1, 1, 8, 16, generator=torch.Generator().manual_seed(0))
+    expected = torch.softmax(x @ x.mT / 4 - 1.0, -1) @ x
+    made = slots()
+    with torch.compiler.set_stance("force_eager"), Fenced(made, POISON, "cpu"):
+        found = flex(x, x, x, score_mod=lambda score, *_: score - 1.0)
+    torch.testing.assert_close(found, expected)
+    assert made.at(found.data_ptr()) is not None

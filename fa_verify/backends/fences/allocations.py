@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa_verify.backends.fences.placement import ALIGNED
@@ -38,6 +39,8 @@ _LARGEST = 1 << 30
 
 class Fenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves new tensors into slots; what `empty` and its kin leave is poison there."""
+
+    supports_higher_order_operators = True  # of what such a one makes only the results are moved
 
     def __init__(self, slots: Slots, fence: Fence, device: str) -> None:
         """Move what is made on a device."""
@@ -128,6 +131,8 @@ class Fenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @cache
 def _only_views(func: Any) -> bool:
     """Whether all that an operation returns is an argument, or a view of one."""
+    if isinstance(func, HigherOrderOperator):
+        return False
     return all(made.alias_info is not None for made in func._schema.returns)  # noqa: SLF001
 
 

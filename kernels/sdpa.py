@@ -7,7 +7,9 @@ do its errors come from there.
 import math
 
 import torch
-from torch.nn import functional
+
+# As it is when this loads: what takes its place afterwards may be the function below.
+from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
 from .attention import attention, autocast
 from .inputs import DTYPES
@@ -38,7 +40,7 @@ def scaled_dot_product_attention(
     `torch.get_float32_matmul_precision`. Gradients have no gradients; torch's own do in part.
     """
     if not all(isinstance(x, torch.Tensor) for x in (query, key, value)):
-        return functional.scaled_dot_product_attention(query, key, value)  # raises
+        return torch_attention(query, key, value)  # raises
     query, key, value = autocast(query, key, value)
     if attn_mask is not None:
         (attn_mask,) = autocast(attn_mask)
@@ -48,7 +50,7 @@ def scaled_dot_product_attention(
         and 0.0 <= dropout_p < 1.0
         and faster(query, key, value)
     ):
-        return functional.scaled_dot_product_attention(
+        return torch_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     return attention(

@@ -236,3 +236,10 @@ def test_importing_the_kernels_loads_no_compiler_of_torch():
         "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_in_the_place_of_torch_s_own_it_still_hands_on(sdpa, monkeypatch):
+    inputs = [torch.randn(1, 2, 8, 16) for _ in range(3)]  # too short for the kernels
+    expected = functional.scaled_dot_product_attention(*inputs)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", sdpa)
+    assert torch.equal(functional.scaled_dot_product_attention(*inputs), expected)

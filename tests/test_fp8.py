@@ -109,6 +109,20 @@ def test_inputs_are_finite_e4m3_near_the_numbers_of_the_family(fp8, family):
         assert float((got - want).abs().max()) <= near * float(want.abs().max())
 
 
+def test_scales_are_strided_where_what_they_scale_is():
+    plain = materialise(case_of("block16", " k=bshd q=bhsd.s3 v=shbd.b1"))
+    assert plain.k_scale.is_contiguous()
+    assert plain.q_scale.stride() == (4 * 3 * 4, 3 * 4, 4)
+    assert plain.v_scale.stride(2) > plain.v_scale.stride(0) > 1
+    case = case_of("block16", " q=bhsd.s3")
+    for got, want in zip(
+        numbers(case.problem, materialise(case)),
+        numbers(case.problem, materialise(case_of("block16"))),
+        strict=True,
+    ):
+        assert torch.equal(got, want)
+
+
 def test_empty_sequences_have_scales_too():
     x = materialise(Case.parse("pass=fwd s=0x5 d=8 dtype=bfloat16 fp8=block16 seed=3"))
     assert x.q_scale.shape == (1, 1, 0)

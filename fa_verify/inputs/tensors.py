@@ -9,7 +9,7 @@ import torch
 
 from fa_verify.inputs.buffers import clone, is_sparse, lay_out, refilled, storage
 from fa_verify.inputs.numbers import dropout_seed, elements
-from fa_verify.layouts import BHSD
+from fa_verify.layouts import BHSD, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fa_verify.case import Case
-    from fa_verify.layouts import Layout
 
 __all__ = [
     "OF_HEADS",
@@ -34,6 +33,7 @@ __all__ = [
 
 OF_HEADS = ("alibi_slopes", "sinks")  # a number a query head, whatever the sequence
 SCALES = ("q_scale", "k_scale", "v_scale")
+_MOST_APART = 8  # elements between scales
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +113,15 @@ def has_batch(case: Case, name: str) -> bool:
 
 
 def layout_of(case: Case, name: str) -> Layout:
-    """How a tensor lies in memory."""
-    layout: Layout = getattr(case.problem, f"layout_{name}", BHSD)
-    return layout
+    """How a tensor lies in memory; scales much as what they scale, unless that is dense."""
+    of_scales = name in SCALES
+    layout: Layout = getattr(case.problem, f"layout_{name[0] if of_scales else name}", BHSD)
+    if not of_scales:
+        return layout
+    if str(layout) in ("bhsd", "bshd"):  # all that a kernel may take
+        return BHSD
+    b, h, s, d = (min(size, _MOST_APART) for size in layout.pad)
+    return Layout(order=layout.order, pad=(b, h, s, d), offset=min(layout.offset, _MOST_APART))
 
 
 def _dtype(case: Case, name: str) -> torch.dtype:

@@ -110,6 +110,22 @@ def test_the_model_is_the_slow_one(name, spread, half):
         np.testing.assert_array_equal(got[program], want)
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_rows_and_columns_of_zeros_are_left_out(half):
+    rng = np.random.default_rng(7)
+    a, b = operand(rng, (2, 6, 70), "f16", 3), operand(rng, (2, 70, 5), "f16", 3)
+    a[:, [1, 4]], a[..., 30:], b[..., 2], b[:, :9] = 0, 0, 0, 0
+    c = floats.round_to(operand(rng, (2, 6, 5), "f16", 6), "f16")
+    for start in (c, np.zeros((1, 1, 1), np.float32)):
+        got = tensor_core.fused_dot(a, b, start, UNITS["f16"], (-14, -14), half=half)
+        for program in range(2):
+            whole = np.broadcast_to(start, c.shape)[program]
+            want = slow_dot(a[program], b[program], whole, "f16", half=half)
+            np.testing.assert_array_equal(got[program], want)
+    b[0, 0, 0], a[0, 1, 0] = np.inf, 0
+    assert np.isnan(tensor_core.fused_dot(a, b, c, UNITS["f16"], (-14, -14), half=half)[0, 1, 0])
+
+
 def test_subnormal_operands_and_results():
     rng = np.random.default_rng(2)
     for name, scale in (("f16", 2.0**-24), ("bf16", 2.0**-66)):

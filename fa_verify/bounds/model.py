@@ -93,7 +93,9 @@ class Model:
         """Error of q k^T, relative to the sum of |products|; (B5), (B69)."""
         if not self.problem.fp8 or self.arithmetic.dequantized:
             return self.dot(self.problem.head_dim) + 2.01 * self.dequantization
-        return 0.0 if self.exact_dots else self.fp8_dot(self.problem.head_dim)
+        if self.exact_dots and not self.arithmetic.prescaled:
+            return self.dot(self.problem.head_dim)  # of operands that were scaled in float32
+        return self.fp8_dot(self.problem.head_dim)
 
     def value_dot(self, keys: int) -> float:
         """Error of P V and of the loop that adds it up, likewise; (B4), (B69)."""
@@ -121,7 +123,7 @@ class Model:
     def logit(self) -> float:
         """Error of one logit relative to (|q||k|^T): dot, scale, and a pre-scaled operand; (B5)."""
         own = self.logit_dot() + (8 if self.problem.softcap else 4) * U
-        own += 3 * U if self.problem.fp8 else 0.0  # two scales, and a product of factors; (B68)
+        own += 5 * U if self.problem.fp8 else 0.0  # scales, and a product of factors; (B68)
         if self.problem.bias or self.problem.alibi:
             own += 2 * U  # the sum is rounded with either; (B60)
         if self.arithmetic.prescaled:

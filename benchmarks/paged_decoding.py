@@ -6,6 +6,7 @@ One query a sequence, 8 query heads to each of 4 key heads, 128 columns, float16
 launches in turns, over inputs that exceed the L2; medians.
 """
 
+import argparse
 import functools
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ def contiguous(batch, keys):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     print("batch    keys  contiguous us  " + "  ".join(f"page {size:4}" for size in PAGE_SIZES))
     with torch.cuda.stream(torch.cuda.Stream()):
         for batch, keys in POINTS:

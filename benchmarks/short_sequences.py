@@ -9,6 +9,7 @@ gradients / forward and backward.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import statistics
 import time
@@ -57,6 +58,7 @@ def ratios(ours, torchs, shape, dtype):
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     print(torch.cuda.get_device_name(), torch.__version__)
     print(f"| dtype | head_dim | causal | batch x heads | {' | '.join(map(str, LENGTHS))} |")
     print("|---|---|---|---|" + "---|" * len(LENGTHS))

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from fa_verify import Arithmetic, Capabilities, Kernel, Outputs, reference
-from fa_verify.backends.base import Setup
+from fa_verify.backends.base import Incident, Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
 from fa_verify.diagnosis import explain, scales
 from fa_verify.diagnosis.evidence import gather
+from fa_verify.diagnosis.incidents import explain as of_incident
 from fa_verify.diagnosis.neighbours import moderate, simpler
 from fa_verify.terms import Terms
 from fa_verify.trial import Trial
@@ -106,3 +107,15 @@ def test_what_p_is_multiplied_by():
     assert texts[0] == "P times 512 saturates at e4m3's largest number, 448"
     assert "small weights are lost" in texts[-1]
     assert not list(scales.lifts(Trial(right, CASE, Setup(), CpuBackend())))
+
+
+def test_a_scale_read_outside_its_entries_has_a_wrong_index():
+    stray = Incident(
+        kind="out-of-bounds-read", kernel="f", file="f.py", line=7, source="tl.load(k_scale + i)",
+        argument="k_scale", program_id=(1, 0, 0), coordinates=(0, 0, 5), offset=5, count=1,
+        detail="1 element past the end, no mask",
+    )  # fmt: skip
+    expected = "k_scale is read outside its entries: the index of a block or a head is wrong"
+    assert of_incident(stray, (stray,), CASE.problem) == expected
+    plain = dataclasses.replace(CASE.problem, fp8="")
+    assert of_incident(stray, (stray,), plain) != expected

@@ -35,6 +35,7 @@ _ALIASES = {
     "m": "lse",
 }
 
+_SCALES = ("q_scale", "k_scale", "v_scale")
 _SENTENCES = {
     "integer-overflow": (
         "an index times a stride needs 64 bits: widen a factor first, with .to(tl.int64), or "
@@ -131,6 +132,8 @@ def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a 
     axes = ("batch", "head", "key" if key_like else "row", "column")
     where = incident.coordinates
     tile = _tile(incident)
+    if problem.fp8 and name in _SCALES and reads and not tile:
+        return f"{name} is read outside its entries: the index of a block or a head is wrong"
     unmasked = "no mask" in incident.detail and where is not None
     if unmasked and (tile or not _PAST.search(incident.detail)):
         return (

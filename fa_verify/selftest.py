@@ -49,6 +49,7 @@ _RIGHT = (
 _SHRINK_SECONDS = 2.0
 _CASES_OF_RIGHT = 12  # of each right kernel, that the other oracles judge
 _TIMEOUT = 300.0  # a slow machine is no defect
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 @dataclasses.dataclass(slots=True)
@@ -163,7 +164,7 @@ def selftest(
 
     Returns:
         0, or 1 where a defect that must be caught escaped, a right kernel alarmed, or the harness
-        broke.
+        broke; 130 after an interrupt, when only what was decided by then is written.
     """
     console = Console(highlight=False)
     workers = workers or len(os.sched_getaffinity(0))
@@ -186,8 +187,15 @@ def selftest(
         if not subjects:
             msg = f"only={', '.join(only)}: names no defect; see fa_verify/zoo"
             raise InvalidInputError(msg)
-        outcomes = judged(subjects, plan, console)
-        if others:
+        interrupted = False
+        try:
+            outcomes = judged(subjects, plan, console)
+        except KeyboardInterrupt:  # what is known by then is written
+            interrupted = True
+            known = [s for s in subjects.values() if s.failed is not None or s.cases >= cases]
+            outcomes = [subject.outcome() for subject in known]
+            console.print(f"interrupted: {len(known)} of {len(subjects)} are decided")
+        if others and not interrupted:
             _write(folder, outcomes, _headline(outcomes, time.monotonic() - begin, workers))
             asked = [(where, _asked(x, seed)) for where, x in subjects.items()]
             context = multiprocessing.get_context("forkserver")
@@ -197,7 +205,7 @@ def selftest(
                     msgspec.structs.replace(outcome, others=flagged)
                     for outcome, flagged in zip(outcomes, found, strict=True)
                 ]
-    if target is None and not only:
+    if target is None and not only and not interrupted:
         outcomes += _gaps()
     bad = [outcome for outcome in outcomes if outcome.bad]
     headline = _headline(outcomes, time.monotonic() - begin, workers)
@@ -207,7 +215,7 @@ def selftest(
         console.print(Text(f"{outcome.name} {what}: {outcome.defect}", style="red"))
     console.print(Text(headline))
     console.print(Text(str(folder / "selftest.md"), style="dim"), soft_wrap=True)
-    return 1 if bad else 0
+    return _INTERRUPTED if interrupted else int(bool(bad))
 
 
 def judged(subjects: Mapping[str, Subject], plan: campaign.Plan, console: Console) -> list[Outcome]:

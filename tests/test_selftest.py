@@ -8,10 +8,13 @@ import sys
 
 import pytest
 
-from fa_verify import loader
+from fa_verify import campaign, loader
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
+from fa_verify.record import CaseRecord
+from fa_verify.selftest import selftest as run_selftest
+from fa_verify.verdict import Verdict
 from fa_verify.verify import verify
 from fa_verify.zoo.defects import KERNELS
 from fa_verify.zoo.operators import OPERATORS, applied
@@ -67,6 +70,25 @@ def test_an_escape_is_a_failure(tmp_path):
     assert code == 1, said
     assert not outcomes["negative-scale"]["caught"]
     assert "negative-scale escaped" in said
+
+
+def test_an_interrupt_leaves_what_was_decided(tmp_path, monkeypatch):
+    def half(kernels, _, listener):
+        assert len(kernels) == 2
+        for _ in range(3):  # of one kernel all cases pass, of the other none ran
+            listener.record(
+                CaseRecord(
+                    kernel=kernels[0].name, target=kernels[0].target, source_hash="", case="",
+                    setup="", verdict=Verdict.PASS,
+                )
+            )  # fmt: skip
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaign, "run", half)
+    code = run_selftest(None, tmp_path, only=("decode", "rescale-missing-in-l"), cases=3)
+    assert code == 130
+    (only,) = json.loads((tmp_path / "selftest.json").read_text())
+    assert only["cases"] == 3
 
 
 def test_operators_are_put_on_a_target(tmp_path):

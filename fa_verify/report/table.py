@@ -38,13 +38,17 @@ _STYLES: Final = {
 }
 _WORD_STYLES: Final = {"PASS": "bold green", "FAIL": "bold red", "ERROR": "bold magenta"}
 _KERNEL_WIDTH: Final = 24
+_FILE_WIDTH: Final = 160  # no edge cuts what goes into a file or a pipe
+_NARROW: Final = 100  # below this many columns every space counts, and names are broken
 _SHOWN: Final = 10  # failures, and reasons, before "and more"
 
 
 def show(console: Console, summary: Summary, *, failures: int = _SHOWN) -> None:
     """Print everything; the last lines are the verdict and where the first failure is."""
     if summary.rows:
-        console.print(results_table(summary))
+        if not console.is_terminal:
+            console.width = _FILE_WIDTH
+        console.print(results_table(summary, console.width))
         console.print()
     found = families(summary.faults)
     for family in found[:failures]:
@@ -58,12 +62,12 @@ def show(console: Console, summary: Summary, *, failures: int = _SHOWN) -> None:
         console.print(line, soft_wrap=True)
 
 
-def results_table(summary: Summary) -> Table:
+def results_table(summary: Summary, width: int) -> Table:
     """Kernel, precision, cases, worst err/bound of each tensor, flash-attn's 2x rule, verdict."""
     with_rule = any(row.rule_2x is not None for row in summary.rows)
     table = Table(
         box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=(0, 0 if width < _NARROW else 1, 0, 0),
         pad_edge=False,
         show_edge=False,
         title="Worst error, in units of its bound (above 1 fails)"
@@ -71,11 +75,11 @@ def results_table(summary: Summary) -> Table:
         title_justify="left",
         title_style="dim",
     )
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("precision", no_wrap=True)
-    table.add_column("cases", justify="right", no_wrap=True)
+    for name in ("kernel", "precision"):
+        table.add_column(name, overflow="fold", min_width=len(name))
+    table.add_column("cases", justify="right", no_wrap=True, min_width=len("cases"))
     for name in summary.tensors:
-        table.add_column(name, justify="right", no_wrap=True, min_width=4)
+        table.add_column(name, justify="right", no_wrap=True, min_width=max(4, len(name)))
     if with_rule:
         table.add_column("2x", justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold", min_width=len("verdict"))

@@ -111,9 +111,26 @@ def test_the_verdict_and_the_failing_line_end_the_log(run):
     assert "kernels/flash_broken.py:61" in place
 
 
-def test_the_table_fits_in_100_columns(run):
+def on_a_terminal(summary, width):
+    file = io.StringIO()
+    show(Console(file=file, width=width, force_terminal=True, color_system=None), summary)
+    return file.getvalue().split("FAIL flash_broken:")[0]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_table_fits_on_a_terminal(run, width):
+    table = on_a_terminal(summarise(run()), width)
+    assert max(len(line) for line in table.splitlines()) <= width
+    assert "verdict" in table
+    assert "…" not in table  # a digit left out is another number
+
+
+def test_a_file_has_no_edge(run):
     table = terminal(summarise(run())).split("FAIL flash_broken:")[0]
-    assert max(len(line) for line in table.splitlines()) <= 100
+    assert "…" not in table
+    rows = [line for line in table.splitlines() if "float" in line]
+    assert rows
+    assert all(len(row.split()) >= len(summarise(run()).tensors) + 2 for row in rows)
 
 
 def test_a_replay_line_is_never_wrapped(run):

@@ -68,6 +68,8 @@ def _tutorial_takes(problem):
         return "head_dim_v"
     if str(problem.layout_do) != "bhsd":
         return "do is not contiguous"
+    if problem.scale <= 0:
+        return "scale <= 0: the maximum is taken before it is scaled"
     mask = problem.mask
     return "sliding window" if mask.window_left is not None else None
 
@@ -100,7 +102,8 @@ if os.environ.get("FUSED_ATTENTION"):
         name="tutorial",
         forward=_tutorial_forward,
         backward="autograd",
-        arithmetic=Arithmetic(prescaled="k"),  # in its backward pass
+        # k is pre-scaled in its backward pass; hidden logits get -1e6, in base 2.
+        arithmetic=Arithmetic(prescaled="k", masked_logit=-1e6 * _LN2),
         expressible=Capabilities(
             dtypes=("float16",),
             head_dims=(16, 32, 64, 128, 256),

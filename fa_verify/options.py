@@ -48,7 +48,7 @@ WORKERS = click.option(
     "--workers",
     type=click.IntRange(min=1),
     default=None,
-    help="Worker processes.  [default: one a core]",
+    help="Workers: a process each; on a card two, where there are cores.  [default: one a core]",
 )
 BUDGET = click.option(
     "--budget", type=Seconds(), default=None, help="Stop after this long: 90s, 2m, 1h."

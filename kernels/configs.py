@@ -29,29 +29,19 @@ FORWARD = {
     (8, 128): _configs((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
     (8, 256): _configs((16, 16, 8, 1), (16, 16, 4, 1)),
 }
-# head_dim: (BLOCK_M, BLOCK_N, num_warps, num_stages, most registers, what else is on) ...
+# head_dim: (BLOCK_M, BLOCK_N, num_warps, num_stages, most registers, ONE_LOOP) ...
 # Head dims with a tail need two stages (see hopper_forward.py).
-_ONE_LOOP, _SUM_LATE = "ONE_LOOP", "SUM_LATE"
 HOPPER_FORWARD = {
     64: (
-        (64, 128, 4, 2, None), (64, 64, 4, 2, None), (128, 64, 4, 3, 168),
-        (64, 128, 4, 2, None, _ONE_LOOP), (64, 128, 4, 2, 168, _ONE_LOOP, _SUM_LATE),
-        (64, 64, 4, 2, None, _ONE_LOOP), (64, 64, 4, 2, 128, _ONE_LOOP, _SUM_LATE),
+        (64, 128, 4, 2, None, False), (64, 128, 4, 2, None, True), (64, 64, 4, 2, None, True),
+        (128, 64, 4, 3, 168, False),
     ),
-    80: (
-        (64, 64, 4, 2, None), (64, 64, 4, 2, None, _ONE_LOOP),
-        (64, 64, 4, 2, 128, _ONE_LOOP, _SUM_LATE),
-    ),
+    80: ((64, 64, 4, 2, None, True), (64, 64, 4, 2, None, False)),
     96: (
-        (64, 64, 4, 2, None), (64, 64, 4, 2, 168, _SUM_LATE),
-        (64, 64, 4, 2, None, _ONE_LOOP), (64, 64, 4, 2, 168, _ONE_LOOP, _SUM_LATE),
-        (128, 64, 8, 3, None), (128, 64, 8, 3, 128, _ONE_LOOP),
-        (128, 64, 8, 3, 128, _ONE_LOOP, _SUM_LATE),
+        (64, 64, 4, 2, None, True), (64, 64, 4, 2, None, False), (128, 64, 8, 3, 128, True),
     ),
-    128: ((64, 128, 4, 1, 168), (64, 128, 4, 1, 168, _ONE_LOOP)),
-    256: (
-        (64, 128, 4, 1, None), (64, 128, 4, 1, None, _ONE_LOOP), (64, 64, 4, 1, None),
-    ),
+    128: ((64, 128, 4, 1, 168, False), (64, 128, 4, 1, 168, True)),
+    256: ((64, 128, 4, 1, None, False), (64, 128, 4, 1, None, True)),
 }  # fmt: skip
 DKDV = {
     (2, 128): _configs((64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2), (16, 16, 4, 1)),
@@ -75,13 +65,13 @@ def described(table, head_dim, pre_hook):
     """Configurations of a kernel with descriptors for one head_dim; the hook shapes these."""
     return [
         triton.Config(
-            {"BLOCK_M": m, "BLOCK_N": n} | {flag: flag in on for flag in (_ONE_LOOP, _SUM_LATE)},
+            {"BLOCK_M": m, "BLOCK_N": n, "ONE_LOOP": one_loop},
             num_warps=warps,
             num_stages=stages,
             maxnreg=registers,
             pre_hook=pre_hook,
         )
-        for m, n, warps, stages, registers, *on in table[head_dim]
+        for m, n, warps, stages, registers, one_loop in table[head_dim]
     ]
 
 

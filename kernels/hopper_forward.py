@@ -24,7 +24,7 @@ __all__ = ["fits", "forward"]
 
 _HEAD_DIMS = {64: (64, 0), 80: (64, 16), 96: (64, 32), 128: (128, 0), 256: (256, 0)}
 _LARGEST_SCALE = 2.0**20  # scale * log2(e) * score is finite in float32 for any fp16 q and k
-_L2_SHARE = 24 << 20  # bytes of keys and values of heads that run at a time; half of an H200's L2
+_L2_SHARE = 6 << 20  # bytes of keys and values of heads that run at a time (docs/speed_forward.md)
 _SHORTEST, _LONGEST = 512, 16384  # lengths that tables tell apart
 _FEATURES = ("HAS_LO", "SOFTCAP", "VARLEN", "SPARSE", "BIAS", "ALIBI", "DROPOUT")
 
@@ -61,7 +61,7 @@ def _attend(
     q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, edge, end, queries, seqlen_k,
     band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,  # noqa: E741
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr,
-    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ONE_LOOP: tl.constexpr, SUM_LATE: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ONE_LOOP: tl.constexpr,
 ):  # fmt: skip
     """(m, l, acc, acc_tail, tail_scores) after the keys from begin to end.
 
@@ -81,8 +81,7 @@ def _attend(
         shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet
         p = tl.exp2(scores * scale_log2 - (shift * scale_log2)[:, None])
         rescale = tl.exp2((m - shift) * scale_log2)
-        if not SUM_LATE:
-            l = l * rescale + tl.sum(p, 1)  # noqa: E741
+        l = l * rescale + tl.sum(p, 1)  # noqa: E741
         v_tile = _load(v, batch, head_kv, first_key, 0, BLOCK_N, BLOCK_D)
         weights = p.to(v_tile.dtype)
         acc = tl.dot(weights, v_tile, acc * rescale[:, None])
@@ -92,8 +91,6 @@ def _attend(
             tail_scores = _tail_scores(
                 q_tail, k_rest, batch, head_kv, first_key + BLOCK_N, BLOCK_D, TAIL_D, BLOCK_N
             )
-        if SUM_LATE:  # while the products run
-            l = l * rescale + tl.sum(p, 1)  # noqa: E741
         m = m_new
     return m, l, acc, acc_tail, tail_scores
 
@@ -119,7 +116,7 @@ def hopper_forward_kernel(
     sequences, heads_q, group, seqlen_q, seqlen_k, head_dim, band_hi, together, softmax_scale,
     seqlen_bucket,  # noqa: ARG001 (the autotuner's)
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_LOOP: tl.constexpr, SUM_LATE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_LOOP: tl.constexpr,
 ):  # fmt: skip
     """Write o and lse of BLOCK_M queries of one head.
 
@@ -134,7 +131,6 @@ def hopper_forward_kernel(
         softmax_scale: Above 0.
         ONE_LOOP: One loop over all keys asks of each block whether it needs a mask; else those
             that do have a loop of their own, filled and drained once more.
-        SUM_LATE: The row sums are made while the products run, at the price of registers.
 
     Accumulates in float32; P is rounded to v's dtype before P V.
     """
@@ -173,7 +169,7 @@ def hopper_forward_kernel(
         m, l, acc, acc_tail, tail_scores = _attend(  # noqa: E741
             q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, interior_end,
             queries, seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,
-            BLOCK_D, TAIL_D, HAS_HI, False, BLOCK_N, None, ONE_LOOP, SUM_LATE,
+            BLOCK_D, TAIL_D, HAS_HI, False, BLOCK_N, None, ONE_LOOP,
         )  # fmt: skip
         begin = interior_end
     # A tail needs two stages also here: where a tile of 16 or 32 columns lies at an address known
@@ -182,7 +178,7 @@ def hopper_forward_kernel(
     m, l, acc, acc_tail, tail_scores = _attend(  # noqa: E741
         q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, end,
         queries, seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,
-        BLOCK_D, TAIL_D, HAS_HI, True, BLOCK_N, STAGES, ONE_LOOP, SUM_LATE,
+        BLOCK_D, TAIL_D, HAS_HI, True, BLOCK_N, STAGES, ONE_LOOP,
     )  # fmt: skip
 
     empty = l == 0.0  # a fully masked row (the largest p of any other is 1): o = 0, lse = -inf

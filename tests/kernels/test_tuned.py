@@ -153,7 +153,7 @@ def test_the_table_of_an_h200_names_what_is_offered_and_was_fastest(
     ]
     configs = kernels("configs")
     offered = configs.described(configs.HOPPER_FORWARD, head_dim, None)
-    assert found["best"] in set(map(module._text, offered))
+    assert set(found["milliseconds"]) == set(map(module._text, offered))
     assert found["milliseconds"][found["best"]] == min(found["milliseconds"].values())
     assert table["run"]["script"] == "benchmarks/tune_forward.py"
 

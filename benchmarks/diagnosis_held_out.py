@@ -1,6 +1,6 @@
 """How well the diagnosis explains defects unseen before: those of `tests/held_out`.
 
-python benchmarks/diagnosis_held_out.py [--set own|unlike] [--half a|b] [--workers N] [NAME...]
+python benchmarks/diagnosis_held_out.py [--set NAME] [--half a|b] [--workers N] [DEFECT...]
 
 Each defect gets what `fa-verify check` does, with a small budget: cases until some fail, the first
 fault made small and explained together with the others.
@@ -22,7 +22,11 @@ from fa_verify.zoo.outcomes import totals
 
 ROOT = Path(__file__).parents[1]
 HELD_OUT = ROOT / "tests" / "held_out"
-SETS = {"own": ROOT / "kernels", "unlike": HELD_OUT / "kernels"}  # what each is planted in
+SETS = {  # and what each is planted in
+    "own": ROOT / "kernels",
+    "unlike": HELD_OUT / "kernels",
+    "later": HELD_OUT / "kernels",
+}
 SEED, CASES, FAILURES, SECONDS = 5, 96, 3, 5.0
 
 

@@ -116,7 +116,9 @@ def _sentence(
     """The cause of one failure of the first of the trials."""
     name = failure.tensor
     if failure.check == "memory":
-        return causes.address(plain(name)) or _incident(trials, failure)
+        seen = _incident(trials, failure)
+        # A page that does not exist comes of its table: strides explain NaN as well as anything.
+        return seen if incidents.NO_PAGE in seen else causes.address(plain(name)) or seen
     if failure.check == "unwritten":
         return causes.address(name) or _unwritten(trials, name)
     if failure.check == "metamorphic" and not evidence.wrong(name):
@@ -163,7 +165,10 @@ def _value(trials: Sequence[Trial], failure: Failure, evidence: Evidence, causes
     elif name in _GRADIENTS and causes.forward is not None:
         text = f"follows from the forward pass: {causes.forward.text}"
     else:
-        text = other_draw(trial) or _unexplained(trials, name, evidence)
+        drawn = other_draw(trial)
+        if drawn:
+            return drawn
+        text = _unexplained(trials, name, evidence)
     if trial.execution.incidents or trial.execution.unwritten:
         return text
     excuse = looser(trial, "" if found is None else found.hypothesis.sentence)

@@ -69,7 +69,8 @@ def padded(evidence: Evidence, blocks: Sequence[int]) -> Iterator[tuple[int, Pre
     for block in blocks:
         lengths = torch.tensor(problem.mask.documents or whole)
         due = (-lengths[:, 1] % block).repeat_interleave(lengths[:, 0]).double()
-        if bool(((count == due) | (count == 0)).all()) and bool((count == due)[..., due > 0].any()):
+        # A band hides some of them from some rows.
+        if bool((count <= due).all()) and bool((count == due)[..., due > 0].any()):
             yield block, _with_ones(evidence, count)
 
 

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from fa_verify.backends.base import Incident
     from fa_verify.problem import Problem
 
-__all__ = ["explain", "likeliest", "plain"]
+__all__ = ["NO_PAGE", "explain", "likeliest", "plain"]
 
+NO_PAGE = "which stands in the block table"
 _VAGUE = "no known defect explains it: "  # before what leaves open which of several it is
 _PAST = re.compile(
     r"up to (\d+) elements? past the end of \w+ \(shape \((.*?)\), strides \((.*?)\)"
 )
 _MOST_SLICES = 4096  # rows or heads in which an access may begin to stray
+_PAGES = (8, 16, 32, 64, 128, 256)  # keys of usual pages
 _TILES = (16, 32, 64, 128, 256)  # rows and columns of usual tiles
 _SAME = ("kind", "kernel", "file", "line", "argument")  # of one place's incidents
 _ALIASES = {
@@ -47,7 +49,8 @@ _SENTENCES = {
     ),
     "uninitialised-read": (
         "{name} is read where nobody has written: it was allocated with torch.empty, or, of a "
-        "paged cache, the read goes past the cache's length or to a page of nobody"
+        "paged cache, the read goes past the cache's length, to a page of nobody or by a wrong "
+        "stride"
     ),
 }
 
@@ -98,11 +101,12 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
             "an offset or the size of a block is wrong"
         )
     if incident.kind == "uninitialised-read":
-        return _never_written(incident)
+        return _never_written(incident, others, problem)
     return _SENTENCES.get(incident.kind, "").format(name=name, vague=_VAGUE)
 
 
-def _never_written(incident: Incident) -> str:
+def _never_written(incident: Incident, others: tuple[Incident, ...], problem: Problem) -> str:
+    """Inputs are written: k and v that hold what nobody wrote are pages."""
     name, where = plain(incident.argument), incident.coordinates or ()
     if name in ("o", "lse"):
         return f"{incident.argument} is read where the launch before left it unwritten"
@@ -111,12 +115,29 @@ def _never_written(incident: Incident) -> str:
             f"{incident.argument} is read where nobody has written: what is added to it is added "
             "to torch.empty, which must be zeroed first"
         )
-    if name in ("k", "v") and where[1:2] > (0,):  # inputs are written: it is a page, and a slot
+    alike = {plain(x.argument) for x in others if x.kind == incident.kind}
+    if name == "v" and "k" not in alike:
+        return (
+            f"{incident.argument} is read where nobody has written, though k is not: a stride of "
+            "its pages, slots or heads is wrong"
+        )
+    if name in ("k", "v") and where[1:2] and _ends_at(where[1], problem):
         return (
             f"{incident.argument} is read where nobody has written: in slots past the cache's "
             "length, on its last page"
         )
     return _SENTENCES[incident.kind].format(name=incident.argument)
+
+
+def _ends_at(slot: int, problem: Problem) -> bool:
+    """Whether a sequence may fill its last page up to this slot."""
+    whole = ((problem.seqlen_q, problem.seqlen_k),)
+    return any(
+        slot > 0
+        and keys >= slot
+        and any((keys - slot) % size == 0 for size in _PAGES if size > slot)
+        for _, keys in problem.mask.documents or whole
+    )
 
 
 def _accumulates(incident: Incident) -> bool:
@@ -141,7 +162,7 @@ def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a 
         )
     if where is not None and where[:1] == (NOWHERE,):
         return (
-            f"the {instruction} of {name} goes to page {NOWHERE}, which stands in the block table "
+            f"the {instruction} of {name} goes to page {NOWHERE}, {NO_PAGE} "
             "past a sequence's last page: the table is read at a wrong entry, or too far"
         )
     if tile:

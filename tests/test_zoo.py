@@ -124,3 +124,11 @@ def test_a_report_says_where_it_was_made():
     for row in ROWS.values():
         for one in filter(None, row.source.split("; ")):
             assert re.match(r"[\w.-]+/[\w.-]+(#\d+| )", one) or one == "FV#1460", (row.name, one)
+
+
+def test_a_row_that_sees_no_key_and_has_no_sink_gives_no_nan():
+    line = (
+        "pass=bwd h=8/8 s=18x1 d=1 dtype=float16 mask=l1.r1.topleft sinks=1 sinks.values=off seed=3"
+    )
+    (kernel,) = loader.load(f"{KERNELS / 'launch_terms.py'}:terms")
+    assert verify(Case.parse(line), kernel, Setup(), CpuBackend()).verdict == "pass"

@@ -104,7 +104,8 @@ def backward(
         parts = parts.sum(shared, keepdim=True) if shared else parts
         terms["dbias"] = parts.to(bias.dtype)
     if sinks is not None:
-        share = torch.exp(sinks[:, None] - lse) * (lse > float("-inf"))
+        seen = lse > float("-inf")  # else the sink is -inf too
+        share = torch.where(seen, torch.exp(sinks[:, None] - lse), 0.0)
         terms["dsinks"] = -(share * delta).sum((0, 2))
     return Grads(dq.to(q.dtype), dk, dv, **terms)
 

@@ -122,9 +122,10 @@ def merge(records: Sequence[Path], folder: Path, console: Console) -> int:
 
 
 def _rounded(value: object) -> object:
-    """The same with floats of `_DIGITS` digits."""
+    """The same with floats of `_DIGITS` digits, but next to 1."""
     if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
+        short = float(f"{value:.{_DIGITS}g}")
+        return value if short == 1.0 else short  # 1 is the line between pass and fail
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -42,7 +42,8 @@ def leaning(lines, seed=1):
 def on(device, lines):
     """The lines as if they came from another device."""
     for line in lines:
-        yield msgspec.structs.replace(line, device=device) if isinstance(line, Start) else line
+        there = {"device": device, "backend": "cuda"}
+        yield msgspec.structs.replace(line, **there) if isinstance(line, Start) else line
 
 
 def test_every_cell_holds_the_cases_of_its_kernel_variant_and_precision(run):
@@ -132,8 +133,8 @@ def test_devices_are_kept_apart_and_a_written_matrix_is_read_again(run, tmp_path
     files.write_matrix(files.matrix_of([card]), tmp_path / "card")
     found = files.matrix_of([cpu, tmp_path / "card" / "matrix.json"])
     assert [(place.device, place.total.cases) for place in found.places] == [
-        ("CPU (TTIR, 2 threads)", 90),
         (H200, 120),
+        ("the CPU backend", 90),
     ]
     straight = files.matrix_of([cpu, card])
     assert page.render(found) == page.render(straight)
@@ -193,7 +194,7 @@ def test_the_command_writes_three_files_and_exits_as_check_does(
         cli.main(["matrix", str(tmp_path / "run"), "-o", str(out)])
     assert stop.value.code == code
     assert {path.name for path in out.iterdir()} == {"matrix.html", "matrix.md", "matrix.json"}
-    assert "60 cases on CPU" in capsys.readouterr().out
+    assert "60 cases on the CPU backend" in capsys.readouterr().out
 
 
 def test_what_is_no_matrix_is_refused(tmp_path):

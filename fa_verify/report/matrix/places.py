@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Matrix", "Place", "matrix"]
 
 _PRECISIONS: Final = ("float16", "bfloat16", "float32/ieee", "float32/tf32x3", "float32/tf32")
+_CPU: Final = "the CPU backend"  # on whatever machine: it imitates a chip
 _Cells = dict[str, dict[str, dict[str, Cell]]]
 
 
@@ -123,7 +124,7 @@ def matrix(facts: Facts, results: Iterable[Result]) -> Matrix:
     if not cells:
         return Matrix()
     place = Place(
-        device=facts.device or facts.backend or "a device that the record does not name",
+        device=_CPU if facts.backend == "cpu" else facts.device or facts.backend or "?",
         versions=tuple(f"{name} {version}" for name, version in facts.versions if version),
         commands=(facts.command,) if facts.command else (),
         sources=tuple(sorted(sources)),

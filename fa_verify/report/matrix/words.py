@@ -34,7 +34,7 @@ def headline(matrix: Matrix) -> str:
         f"{text.plural(place.total.cases, 'case')} on {text.clean(place.device)}"
         for place in matrix.places
     )
-    worst = f", worst err/bound {total.ratio:.4f}" if total.ratio is not None else ""
+    worst = "" if total.ratio is None else f", worst err/bound {text.number(total.ratio)}"
     return f"{where or 'no case'}: {told(total)}{worst}"
 
 

@@ -13,8 +13,10 @@ from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
 from fa_verify.diagnosis import counts, dropout, explain, model, places, rows, splits
+from fa_verify.diagnosis.asked import NAN_ALONE
 from fa_verify.diagnosis.beside import Beside
 from fa_verify.diagnosis.evidence import gather
+from fa_verify.diagnosis.hypothesis import Hypothesis
 from fa_verify.diagnosis.incidents import explain as of_incident
 from fa_verify.diagnosis.incidents import likeliest
 from fa_verify.diagnosis.knobs import RIGHT, Knobs
@@ -22,6 +24,7 @@ from fa_verify.diagnosis.neighbours import moderate, simpler
 from fa_verify.diagnosis.patterns import unwritten
 from fa_verify.diagnosis.predictions import Forward
 from fa_verify.diagnosis.repair import mend
+from fa_verify.diagnosis.score import Fit
 from fa_verify.diagnosis.spread import unclear_output
 from fa_verify.inputs import materialise
 from fa_verify.terms import Terms
@@ -330,6 +333,18 @@ def test_a_row_more_than_there_is_is_no_tile():
     assert "without a mask" not in of_incident(
         dataclasses.replace(more, detail=f"{more.detail}; the access has no mask"), (), problem
     )
+
+
+def test_where_nan_alone_agrees_what_strayed_is_named():
+    fit = Fit(explained=1.0, reproduced=1.0, gain=NAN_ALONE, overall=1.0)
+    first = witness(FULL)
+    strays = (incident(argument="k_ptr", kind="neighbour-read"),)
+    execution = dataclasses.replace(first.trial.execution, incidents=strays)
+    first.trial.__dict__["execution"] = execution
+    said = ["q is addressed with k2's strides", "query head h reads key head h", "k is late"]
+    near = [(1.0, Hypothesis(text, dict), fit) for text in said]
+    found = explain._of_strayed(near, first)
+    assert [item[1].sentence for item in found] == said[1:]
 
 
 def test_a_second_fault_does_not_hide_the_first():

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from fa_verify.diagnosis.hypothesis import Hypothesis, Prediction
     from fa_verify.trial import Trial
 
-__all__ = ["NEARER", "Asked", "Pass", "Witness"]
+__all__ = ["NAN_ALONE", "NEARER", "Asked", "Pass", "Witness"]
 
 NEARER = 1.2  # times as near as a right kernel's results, on a case that is not the most telling
+NAN_ALONE = 16.0  # the same where only NaN agrees, which any stray read gives: the least that tells
 _LEAST_AGREEING = 0.99  # of a passing case
 _REFUTED = Fit(explained=0.0, reproduced=0.0, gain=0.0, overall=0.0)
 _STRAYS = ("out-of-bounds-read", "neighbour-read")
@@ -145,11 +146,23 @@ class Asked:
         found = fit(self._compared, prediction.values, prediction.free)
         if agree:  # no value is wrong there, and none is by chance so
             found = dataclasses.replace(found, gain=_SURE, overall=_SURE)
+        if prediction.stray and not _numbers_agree(prediction, evidence):
+            gain, overall = min(found.gain, NAN_ALONE), min(found.overall, 1.0)
+            found = dataclasses.replace(found, gain=gain, overall=overall)
         if hypothesis.rounding and evidence.finite:  # a value that flips its rounding stays as far
             found = dataclasses.replace(found, reproduced=1.0)
         if not hypothesis.rounding and not self._clear:  # nor does this case speak against it
             found = dataclasses.replace(found, gain=max(found.gain, NEARER))
         return found
+
+
+def _numbers_agree(prediction: Prediction, evidence: Evidence) -> bool:
+    """Whether a number is wrong where one is predicted."""
+    return any(
+        bool((seen.wrong & torch.isfinite(seen.got) & torch.isfinite(value)).any())
+        for name, value in prediction.values.items()
+        if (seen := evidence.seen.get(name)) is not None
+    )
 
 
 def _holes_agree(prediction: Prediction, evidence: Evidence) -> bool:

@@ -12,7 +12,8 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from fa_verify.diagnosis.asked import NEARER, Asked, Pass, Witness
+from fa_verify.diagnosis.asked import NAN_ALONE, NEARER, Asked, Pass, Witness
+from fa_verify.diagnosis.incidents import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +138,7 @@ def _explain(
             item = (math.exp(sum(logs) / len(logs)), hypothesis, best)
             if all(asked.idle(hypothesis) for asked in passing):
                 merits.append(item)
-            elif len(failing) >= _FOR_CONDITIONAL:
+            elif len(failing) >= _FOR_CONDITIONAL and best.gain > NAN_ALONE:
                 conditional.append(item)
     exact = [item for item in conditional if not item[1].fitted]
     if merits and not (exact and all(item[1].fitted for item in merits)):
@@ -227,6 +228,8 @@ def _chosen(
     if exact:
         merits, top = exact, max(merit for merit, _, _ in exact)
     near = [item for item in merits if item[0] * _CLEARLY_BETTER >= top]
+    if near[0][2].gain <= NAN_ALONE:
+        near = _of_strayed(near, first) or near
     _, hypothesis, best = near[0]
     words = {h.key: h.sentence for h in which.hypotheses(first)}
     named = hypothesis.sentence if hypothesis.fitted else words.get(hypothesis.key, "")
@@ -239,6 +242,18 @@ def _chosen(
         passing=counts[1],
         others=tuple(dict.fromkeys(others))[:_MOST_NAMED],
     )
+
+
+def _of_strayed(
+    near: list[tuple[float, Hypothesis, Fit]], first: Witness
+) -> list[tuple[float, Hypothesis, Fit]]:
+    """Those about a tensor through which something strayed: NaN does not say through which."""
+    strayed = {
+        plain(i.argument) for i in first.trial.execution.incidents if not i.kind.endswith("write")
+    }
+    names = [re.escape(name) for name in sorted(strayed)]
+    named = "|".join([*names, *(["key head"] if strayed & {"k", "v"} else [])])
+    return [item for item in near if named and re.search(rf"\b({named})\b", item[1].sentence)]
 
 
 def _bare(sentence: str) -> str:

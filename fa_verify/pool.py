@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
 import shutil
 import tempfile
 from concurrent.futures import Future
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Pool"]
 
 _DEATHS = (TimeoutError, pebble.ProcessExpired)
+_CROWDED = 1.5  # a case that others keep waiting by less was near its limit anyway
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
 
 
@@ -60,8 +62,8 @@ class Pool:
         """
         processes = workers * lanes
         self._sharing = Sharing.start() if card and processes > 1 else Sharing(None)
-        # How to run once more what runs on a shared card, which other cases may bring down.
-        self._again: dict[Future[CaseRecord], Callable[[], Future[CaseRecord]]] = {}
+        # How to run once more what others may have brought down, on a card, or kept waiting.
+        self._again: dict[Future[CaseRecord], Callable[..., Future[CaseRecord]]] = {}
         self._spool = spool or Path(tempfile.mkdtemp(prefix="fa-verify-"))
         self._spool.mkdir(parents=True, exist_ok=True)
         # By target; None: nothing more is compiled ahead of the kernel's cases.
@@ -88,15 +90,19 @@ class Pool:
         search: bool = False,
         explain: bool = False,
         others: tuple[str, ...] = (),
+        patience: float = 1.0,
     ) -> Future[CaseRecord]:
-        """Start one case; a case of a search is judged by det alone."""
+        """Start one case; a case of a search is judged by det alone.
+
+        It may take `patience` times as long as others.
+        """
         future: Future[CaseRecord] = self._pool.schedule(
             worker.run,
             args=(kernel.target, str(case), str(setup)),
             kwargs={"independent": not search, "explain": explain, "others": others},
-            timeout=self._timeout + _GRACE,
+            timeout=self._timeout * patience + _GRACE,
         )
-        if self._sharing.folder is not None:
+        if patience == 1:
             self._again[future] = functools.partial(
                 self.submit, kernel, case, setup, search=search, explain=explain, others=others
             )
@@ -164,11 +170,17 @@ class Pool:
         """The record of a finished case; a dead or killed worker is a failure of the kernel.
 
         Of a card that it shared with others it is not yet: sharing ends, and the case runs again.
+        Nor is a limit of the wall's clock on a machine with more to do than it has cores.
         """
         again = self._again.pop(future, None)
         if again is not None and isinstance(future.exception(), _DEATHS):
+            shared = self._sharing.folder is not None
             self._sharing.stop()
-            return self.result(again(), kernel, case, setup)
+            if shared:
+                return self.result(again(), kernel, case, setup)
+            crowd = _crowd()
+            if isinstance(future.exception(), TimeoutError) and crowd > _CROWDED:
+                return self.result(again(patience=crowd), kernel, case, setup)
         faulted = False
         try:
             return future.result()
@@ -202,6 +214,11 @@ class Pool:
         self._pool.join()
         self._sharing.stop()
         shutil.rmtree(self._spool, ignore_errors=True)
+
+
+def _crowd() -> float:
+    """How many processes want to run for each core (the last minute's load)."""
+    return os.getloadavg()[0] / len(os.sched_getaffinity(0))
 
 
 def _death(code: int, last: Running) -> FailureRecord:

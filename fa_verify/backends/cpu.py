@@ -43,7 +43,7 @@ class CpuBackend:
         """Set the limits.
 
         Args:
-            seconds: Wall-clock limit of one run; past it the execution is a timeout.
+            seconds: CPU-time limit of one run; past it the execution is a timeout.
             memory_limit: Bytes of live intermediates.
             alteration: Changes the kernels that run.
         """
@@ -111,7 +111,7 @@ class CpuBackend:
             memory_limit=self._memory_limit,
             origin=str(Path(kernel.target.rpartition(":")[0]).resolve()),
             alteration=self._alteration,
-            deadline=None if self._seconds is None else time.monotonic() + self._seconds,
+            deadline=None if self._seconds is None else time.thread_time() + self._seconds,
         )
 
 

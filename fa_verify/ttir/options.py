@@ -148,7 +148,8 @@ class Options:
         origin: Where the kernels come from, any text; "" is the working folder. Kernels of another
             origin do not share Triton's disk cache, so that incidents name this origin's files and
             not a copy's.
-        deadline: A `time.monotonic()` moment after which `TimeLimit` is raised.
+        deadline: A `time.thread_time()` moment after which `TimeLimit` is raised: what others do on
+            the machine does not bring it nearer.
         alteration: Changes the kernels that run; None: they run as they are.
     """
 

@@ -1,4 +1,4 @@
-"""One kernel a fault of the fronts: `wrong` numbers, `hangs`, `dies`, `explodes`, `raises`."""
+"""One kernel a fault of the fronts: `wrong` numbers, `hangs`, `dies`, `explodes`, `late`, ..."""
 
 import os
 import time
@@ -56,6 +56,16 @@ def _flaky(problem, q, k, v):
     return Outputs((exact.o + (len(_calls) == 4)).to(q.dtype), exact.lse.float())
 
 
+def _late(problem, q, k, v):
+    """As on a machine where everybody wants the processor: each process is late once."""
+    if not _calls:
+        time.sleep(4)
+    _calls.append(problem)
+    exact = reference.forward(problem, q, k, v)
+    return Outputs(exact.o.to(q.dtype), exact.lse.float())
+
+
+late = Kernel(name="late", forward=_late, capabilities=_FORWARD)
 flaky = Kernel(name="flaky", forward=_flaky, capabilities=_FORWARD)  # wrong on its fourth call
 wrong = Kernel(name="wrong", forward=_wrong, capabilities=_FORWARD)
 hangs = Kernel(name="hangs", forward=_hangs, capabilities=_FORWARD)

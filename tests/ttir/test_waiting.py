@@ -28,7 +28,7 @@ def flags(*values):
 
 
 def executed(**options):
-    return ttir.execute(ttir.Options(deadline=time.monotonic() + 60, **options))
+    return ttir.execute(ttir.Options(deadline=time.thread_time() + 60, **options))
 
 
 @triton.jit

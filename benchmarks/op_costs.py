@@ -252,7 +252,7 @@ def column_sum_alone(x_ptr, w_ptr, y_ptr, operation: tl.constexpr, TIMES: tl.con
 def sums_alone(x_ptr, w_ptr, y_ptr, AXIS: tl.constexpr, TIMES: tl.constexpr):
     x = tl.load(x_ptr + places())
     w = tl.load(w_ptr + places())
-    total = tl.max(x, AXIS)
+    total = tl.sum(w, AXIS)
     for i in tl.static_range(MOST):
         x += w  # whether or not they are summed
         if i < TIMES:

@@ -62,8 +62,8 @@ class Pool:
         """
         processes = workers * lanes
         self._sharing = Sharing.start() if card and processes > 1 else Sharing(None)
-        # How to run once more what others may have brought down, on a card, or kept waiting.
-        self._again: dict[Future[CaseRecord], Callable[..., Future[CaseRecord]]] = {}
+        # Whether a case shares a card, where others may bring it down, and how to run it once more.
+        self._again: dict[Future[CaseRecord], tuple[bool, Callable[..., Future[CaseRecord]]]] = {}
         self._spool = spool or Path(tempfile.mkdtemp(prefix="fa-verify-"))
         self._spool.mkdir(parents=True, exist_ok=True)
         # By target; None: nothing more is compiled ahead of the kernel's cases.
@@ -103,9 +103,10 @@ class Pool:
             timeout=self._timeout * patience + _GRACE,
         )
         if patience == 1:
-            self._again[future] = functools.partial(
+            again = functools.partial(
                 self.submit, kernel, case, setup, search=search, explain=explain, others=others
             )
+            self._again[future] = self._sharing.folder is not None, again
         return future
 
     def compile_ahead(self, items: Iterable[tuple[Kernel, Case, Setup]]) -> None:
@@ -172,9 +173,8 @@ class Pool:
         Of a card that it shared with others it is not yet: sharing ends, and the case runs again.
         Nor is a limit of the wall's clock on a machine with more to do than it has cores.
         """
-        again = self._again.pop(future, None)
+        shared, again = self._again.pop(future, (False, None))
         if again is not None and isinstance(future.exception(), _DEATHS):
-            shared = self._sharing.folder is not None
             self._sharing.stop()
             if shared:
                 return self.result(again(), kernel, case, setup)

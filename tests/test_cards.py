@@ -170,7 +170,7 @@ class _Scripted(Pool):
         else:
             future.set_result(end)
         if self._sharing.folder is not None:
-            self._again[future] = lambda: self.submit(kernel, case, setup, **options)
+            self._again[future] = True, lambda: self.submit(kernel, case, setup, **options)
         return future
 
 

@@ -55,11 +55,14 @@ def _boxes(lengths_q, lengths_k, shape):
 
 
 def _moved(begin, end):
-    """The documents' keys, from `begin` more to `end` more than they have."""
+    """The documents' keys, from `begin` more to `end` more than they have (keys, queries)."""
     seen = torch.zeros(13, 15, dtype=torch.bool)
     row = key = 0
     for queries, keys in DOCUMENTS:
-        seen[row : row + queries, max(0, key + begin(keys)) : max(0, key + keys + end(keys))] = True
+        seen[
+            row : row + queries,
+            max(0, key + begin(keys)) : max(0, key + keys + end(keys, queries)),
+        ] = True
         row, key = row + queries, key + keys
     return seen
 
@@ -68,10 +71,11 @@ QUERIES, KEYS = zip(*DOCUMENTS, strict=True)
 KINDS = {
     "ignored": torch.ones(13, 15, dtype=torch.bool),
     "one": torch.ones(13, 15, dtype=torch.bool),
-    "late": _moved(lambda _: 0, lambda _: 1),
-    "early": _moved(lambda _: 0, lambda _: -1),
-    "begin early": _moved(lambda _: -1, lambda _: 0),
-    "empty": _moved(lambda _: 0, lambda keys: int(not keys)),
+    "late": _moved(lambda _: 0, lambda *_: 1),
+    "early": _moved(lambda _: 0, lambda *_: -1),
+    "begin early": _moved(lambda _: -1, lambda *_: 0),
+    "empty": _moved(lambda _: 0, lambda keys, _: int(not keys)),
+    "as many": _moved(lambda _: 0, lambda keys, queries: queries - keys),
     "by queries": _boxes(QUERIES, QUERIES, (13, 15)),
     "by keys": _boxes(KEYS, KEYS, (13, 15)),
 }
@@ -111,5 +115,5 @@ def test_causes_of_documents_and_gaps_are_tried_where_there_are_such():
 
     assert tried() == set()
     assert tried(documents=((13, 15),)) == set()
-    assert tried(documents=DOCUMENTS) == {*KINDS, "packed diagonal"}
+    assert tried(documents=DOCUMENTS) == {*KINDS, "packed diagonal", "diagonal of ends"}
     assert tried(pattern="prefix:3") == {"ignored", "whole blocks"}

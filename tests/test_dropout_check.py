@@ -20,9 +20,13 @@ def drawn(problem, seed, device):
     return (torch.rand(shape, generator=generator) >= problem.dropout).to(device)
 
 
+def _never(problem, q, k, v, **terms):
+    raise NotImplementedError
+
+
 def titles(keep, case=CASE, *, independent=True):
     kernel = Kernel(
-        name="plain", forward=None, dropout_keep=keep, capabilities=Capabilities(dropout=True)
+        name="plain", forward=_never, dropout_keep=keep, capabilities=Capabilities(dropout=True)
     )
     trial = Trial(kernel, Case.parse(case), Setup(), CpuBackend(), independent=independent)
     return [failure.title for failure in dropout.check(trial)]

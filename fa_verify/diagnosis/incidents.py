@@ -214,7 +214,7 @@ def _tile(incident: Incident) -> tuple[int, ...]:
         starts = {sum(x) for x in itertools.product(*_multiples(sizes[:axis], strides[:axis]))}
         index, rest = divmod(last - sum(spans) + spans[axis], strides[axis])
         whole = rest == 0 and any(-(-sizes[axis] // n) * n == index + 1 for n in _TILES)
-        if axis == len(sizes) - 1:  # a tile of columns is a power of two wide, and not one row more
+        if axis == 3:  # a tile of columns is a power of two wide, and not one row more
             whole = rest == 0 and index + 1 in _TILES and index + 1 != 2 * sizes[axis]
         if whole and incident.offset - sizes[axis] * strides[axis] in starts:
             tiles.append(axis - len(sizes))

@@ -335,6 +335,17 @@ def test_a_row_more_than_there_is_is_no_tile():
     )
 
 
+def test_twice_as_many_rows_of_lse_as_there_are_end_a_tile():
+    """A tile of columns is half full at least: it has not twice as many; one of rows may."""
+    problem = Case.parse("pass=fwd h=3/3 s=32x32 d=64 dtype=float16 seed=0").problem
+    more = incident(
+        argument="lse", kind="out-of-bounds-write", coordinates=(0, 3, 0), offset=96,
+        detail="up to 32 elements past the end of lse (shape (1, 3, 32), strides (96, 32, 1)); "
+        "the access has no mask",
+    )  # fmt: skip
+    assert of_incident(more, (), problem).startswith("no boundary handling: the store of lse")
+
+
 def test_where_nan_alone_agrees_what_strayed_is_named():
     fit = Fit(explained=1.0, reproduced=1.0, gain=NAN_ALONE, overall=1.0)
     first = witness(FULL)

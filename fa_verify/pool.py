@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Pool"]
 
 _DEATHS = (TimeoutError, pebble.ProcessExpired)
-_CROWDED = 1.5  # a case that others keep waiting by less was near its limit anyway
+# Processes for each core from which on a case is given more time: what fewer keep waiting past its
+# limit takes two thirds of that by itself.
+_CROWDED = 1.5
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
 
 

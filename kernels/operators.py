@@ -30,6 +30,7 @@ _ARGUMENTS = (
     "float dropout_p, str alignment, str dot_precision, bool deterministic"
 )
 _INPUTS = len(Inputs._fields)
+_BIAS, _SINKS = map(Inputs._fields.index, ("bias", "sinks"))
 _PLAIN = torch.Tensor, torch.nn.Parameter
 
 
@@ -111,16 +112,20 @@ def _backward_pass(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
 
 
 def _backward(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
-    """The backward pass: dq, dk, dv, dbias and dsinks; what is not there is empty."""
+    """The backward pass: dq, dk, dv, dbias and dsinks; None for what is not there."""
     dq, dk, dv, *further = _backward_pass(o, lse, do, dlse, needs_dbias, *arguments)
-    inputs = Inputs(*arguments[:_INPUTS])
-    dsinks = inputs.q.new_empty(0) if inputs.sinks is None else further.pop()
-    return dq, dk, dv, further.pop() if further else inputs.q.new_empty(0), dsinks
+    dsinks = None if arguments[_SINKS] is None else further.pop()
+    return dq, dk, dv, further.pop() if further else None, dsinks
+
+
+def _backward_of_five(o, *arguments):  # noqa: ANN002
+    """Likewise; empty tensors for what is not there."""
+    return tuple(o.new_empty(0) if x is None else x for x in _backward(o, *arguments))
 
 
 _attention_backward_op = torch.library.custom_op(
     f"{NAMESPACE}::attention_backward",
-    _backward,
+    _backward_of_five,
     mutates_args=(),
     schema="(Tensor o, Tensor lse, Tensor do, Tensor? dlse, bool needs_dbias, "
     f"{_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -140,68 +145,76 @@ def _refuse(_ctx, *_grads):  # noqa: ANN002
     raise NotImplementedError(msg)
 
 
-def _save(ctx, inputs, output):
+def _save(ctx, inputs, options, output):
     """Keep what the backward pass reads: q, k, v, o and lse, and the terms beside them."""
     ctx.set_materialize_grads(False)
-    *tensors, block_mask = inputs[:_INPUTS]
+    *tensors, block_mask = inputs
     ctx.save_for_backward(*output, *tensors, *(block_mask or ()))
-    ctx.options = inputs[_INPUTS:]
+    ctx.options = options
 
 
-def _gradients(ctx, do, dlse, *, bypass):
-    """Of q, k, v, bias, alibi_slopes and sinks; and of all that has none.
+def _set_up(ctx, inputs, output):
+    _save(ctx, inputs[:_INPUTS], inputs[_INPUTS:], output)
+
+
+def _gradients(ctx, do, dlse, needs_dbias, needs_dsinks, *, bypass):
+    """Gradients of q, k, v, bias and sinks; and the block mask's tensors, which have none.
 
     `bypass`: the operator, where nobody looks. The saved tensors are asked for once only, since
     `torch.utils.checkpoint` computes them then.
     """
     o, lse, *saved = ctx.saved_tensors
+    do = torch.zeros_like(o) if do is None else do
     # With create_graph it is the operator that says that a gradient has no gradient.
-    plain = bypass and _eager(o) and not torch.is_grad_enabled()
+    plain = bypass and not torch.is_grad_enabled() and _eager(o, do)
     backward = _backward if plain else _attention_backward_op
     block_mask = saved[_INPUTS - 1 :] or None
-    do = torch.zeros_like(o) if do is None else do
-    needs_dbias, needs_dsinks = (ctx.needs_input_grad[i] for i in (3, 5))
     dq, dk, dv, dbias, dsinks = backward(
         o, lse, do, dlse, needs_dbias, *saved[: _INPUTS - 1], block_mask, *ctx.options
     )
     dbias, dsinks = dbias if needs_dbias else None, dsinks if needs_dsinks else None
-    return (dq, dk, dv, dbias, None, dsinks, None, None, None), block_mask, len(ctx.options)
+    return (dq, dk, dv, dbias, dsinks), block_mask
 
 
 def _differentiate(ctx, do, dlse):
-    grads, block_mask, options = _gradients(ctx, do, dlse, bypass=False)
-    return *grads, block_mask and [None] * len(block_mask), *(None,) * options
+    needs = (ctx.needs_input_grad[at] for at in (_BIAS, _SINKS))
+    (*grads, dsinks), block_mask = _gradients(ctx, do, dlse, *needs, bypass=False)
+    of_blocks = block_mask and [None] * len(block_mask)
+    return *grads, None, dsinks, None, None, None, of_blocks, *(None,) * len(ctx.options)
 
 
-attention_forward_op.register_autograd(_differentiate, setup_context=_save)
+attention_forward_op.register_autograd(_differentiate, setup_context=_set_up)
 
 
 class _Attention(torch.autograd.Function):
     """The same without torch.library, whose wrappers take half of the host's time for a call.
 
-    Nor is `setup_context` used: then torch binds all arguments to the signature, each time.
+    Autograd is given what may have a gradient: it takes its time over each argument. Nor is
+    `setup_context` used: then torch binds all arguments to the signature, each time.
     """
 
     @staticmethod
-    def forward(ctx, *arguments):  # noqa: ANN002, ANN205
-        output = (_forward if _eager(arguments[0]) else attention_forward_op)(*arguments)
-        _save(ctx, arguments, output)
+    def forward(ctx, _q, _k, _v, _bias, _sinks, inputs, options):  # noqa: ANN205
+        output = _forward(*inputs, *options)
+        _save(ctx, inputs, options, output)
         return output
 
     @staticmethod
     def backward(ctx, do, dlse):  # noqa: ANN205
-        grads, _, options = _gradients(ctx, do, dlse, bypass=True)
-        return *grads, None, *(None,) * options
+        grads, _ = _gradients(ctx, do, dlse, *ctx.needs_input_grad[3:5], bypass=True)
+        return *grads, None, None
 
 
-def _eager(tensor):
+def _eager(*tensors):  # noqa: ANN002
     """Whether nothing looks at operators: no mode of dispatch, no tensor of another kind."""
-    modes = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
-    return modes == 0 and type(tensor) in _PLAIN and not tensor.is_meta
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        return False
+    return all(x is None or (type(x) in _PLAIN and not x.is_meta) for x in tensors)
 
 
 def differentiable_attention(inputs, options):
     """Return o and lse."""
-    if torch.compiler.is_compiling():
+    q, k, v, bias, _, sinks, *_ = inputs
+    if torch.compiler.is_compiling() or not _eager(q, k, v, bias, sinks):
         return attention_forward_op(*inputs, *options)
-    return _Attention.apply(*inputs, *options)
+    return _Attention.apply(q, k, v, bias, sinks, inputs, options)

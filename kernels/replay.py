@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .descriptors import descriptor
+from .launches import prepared, watched
 from .tuned import pinned
 
 __all__ = ["Noted", "Replayed", "note"]
@@ -230,9 +231,13 @@ class _Notes(TorchDispatchMode):
             raise _UnnotableError
         self._launches.append(launch)
         run = compiled[grid]
+        ready = prepared(compiled, grid, values, filled.places)
 
         def step(tensors):
-            run(*filled.of(tensors))
+            if ready is None or watched():
+                run(*filled.of(tensors))
+            else:
+                ready(tensors)
 
         return step
 
@@ -258,6 +263,11 @@ class _Filled:
     def constant(self):
         """Whether there are none."""
         return not self.tensors and not self.described
+
+    @property
+    def places(self):
+        """Where each tensor is, by the argument that it is or is described by."""
+        return {at: place for at, place, *_ in (*self.tensors, *self.described)}
 
     def __eq__(self, other) -> bool:
         return vars(self) == vars(other)

@@ -211,7 +211,7 @@ def test_attention_gives_the_same_bits(kernels, replay, monkeypatch, shape, dete
     """Of Hopper's kernels and of the general ones, forward and backward, with a gradient of lse."""
     batch, heads_q, heads_kv, seqlen, head_dim = shape
     operators = kernels("operators")
-    monkeypatch.setattr(operators, "_eager", lambda _: True)
+    monkeypatch.setattr(operators, "_eager", lambda *_: True)
     replayed = {}
     for name in ("_forward_pass", "_backward_pass"):
         replayed[name] = replay.Replayed(getattr(operators, name)._function)

@@ -1,0 +1,201 @@
+"""Launches made ready once: each is a call of the driver then, in which only addresses are new.
+
+Triton's launcher takes all arguments apart at each launch and encodes each tensor descriptor anew,
+which for a Hopper kernel takes the host longer than the rest of a pass. Here the parameters are
+laid out once. What would differ from Triton's own launch, or cannot be checked, is left to it.
+"""
+
+import ctypes
+import functools
+import itertools
+import struct
+import sys
+
+import triton
+from triton import knobs
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+__all__ = ["Cuda", "prepared", "watched"]
+
+_NUMBERS = {
+    "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
+    "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d",
+}  # fmt: skip
+_WORD, _WARP = 8, 32
+_ALIGNMENT = 64  # of a tensor map, and here of every parameter
+_MAP_WORDS = 16
+_FURTHER = 16  # bytes: another address that a map may have
+_UNUSUAL = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
+
+
+class _LeftToTritonError(Exception):
+    """A launch that is not made ready."""
+
+
+class Cuda:
+    """NVIDIA's driver, as far as launches need it.
+
+    Args:
+        library: libcuda; it must have cuLaunchKernel and cuFuncGetParamInfo (CUDA 12.4).
+        active: Triton's driver.
+
+    Attributes:
+        launch: cuLaunchKernel.
+        stream: The address of a device's current stream.
+    """
+
+    def __init__(self, library, active) -> None:
+        pointer, count = ctypes.c_void_p, ctypes.c_uint
+        self.launch, self._parameter = library.cuLaunchKernel, library.cuFuncGetParamInfo
+        self.launch.argtypes = [pointer, *[count] * 7, *[pointer] * 3]
+        self._parameter.argtypes = [pointer, ctypes.c_size_t, pointer, pointer]
+        self.stream = active.get_current_stream
+        utilities = active.utils
+        tiled = "fill_tma_descriptor_tiled"  # Triton 3.6: without the last word
+        self._encode = getattr(utilities, tiled, None) or utilities.fill_tma_descriptor
+        self._dtypes = sys.modules[type(active).__module__].TMA_DTYPE_DEVICE_TO_HOST
+
+    @staticmethod
+    @functools.cache
+    def of(active):
+        """That of Triton's driver; None if it is another's, or has other functions."""
+        if type(active).__module__ != "triton.backends.nvidia.driver":
+            return None
+        try:
+            return Cuda(ctypes.CDLL("libcuda.so.1"), active)
+        except (OSError, AttributeError):
+            return None
+
+    def parameters(self, function):
+        """How many bytes each parameter of a kernel has."""
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        sizes = []
+        for index in itertools.count():
+            if self._parameter(function, index, ctypes.byref(offset), ctypes.byref(size)):
+                return sizes  # there are no more
+            sizes.append(size.value)
+
+    def tensor_map(self, described, meta):
+        """The words of a tensor map; the first of them is the address, and nothing else is."""
+        address = described.base.data_ptr()
+        first, other = (self._words(described, meta, x) for x in (address, address + _FURTHER))
+        if (first[0], other[0]) != (address, address + _FURTHER) or first[1:] != other[1:]:
+            raise _LeftToTritonError
+        return first
+
+    def _words(self, described, meta, address):
+        made = self._encode(
+            address, meta["swizzle"], meta["elem_size"], self._dtypes[meta["elem_type"]],
+            meta["block_size"], described.shape, described.strides, described.padding == "nan",
+        )  # fmt: skip
+        # The object ends in the map.
+        end = id(made) + type(made).__basicsize__
+        return struct.unpack("16Q", ctypes.string_at(end - _MAP_WORDS * _WORD, _MAP_WORDS * _WORD))
+
+
+def watched():
+    """Whether somebody, a profiler, is to be told of each launch: Triton's launcher does that."""
+    runtime = knobs.runtime
+    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+
+
+def prepared(compiled, grid, values, places):
+    """Return a function of a list of tensors that launches a kernel, or None.
+
+    Args:
+        compiled: The kernel.
+        grid: Of three numbers.
+        values: Its arguments in this launch, in order, constants included.
+        places: By an argument's index: where in the list its tensor is, or the one that it
+            describes. The tensors must be of the form of those among `values`.
+    """
+    cuda = Cuda.of(triton.runtime.driver.active)
+    if cuda is None or not all(grid):
+        return None
+    try:
+        return _Launch(cuda, compiled, grid, values, places)
+    except _LeftToTritonError:
+        return None
+
+
+class _Launch:
+    """A launch that is ready. Threads may launch it at a time: each has parameters of its own."""
+
+    def __init__(self, cuda, compiled, grid, values, places) -> None:
+        metadata = compiled.metadata
+        if metadata.num_ctas != 1 or any(getattr(metadata, name, 0) for name in _UNUSUAL):
+            raise _LeftToTritonError
+        self._cuda, self._compiled, self._grid = cuda, compiled, grid
+        self._device = triton.runtime.driver.active.get_current_device()
+        self._sizes = (*grid, _WARP * metadata.num_warps, 1, 1, metadata.shared)
+        self._image = bytearray()  # of all parameters
+        self._offsets, self._addresses = [], []  # of parameters; (word, place) of addresses
+        self._lay_out(values, places)
+        self._free = []  # parameters that nobody launches with
+
+    def __call__(self, tensors):  # noqa: ANN204
+        """Launch with the tensors at the places."""
+        words, pointers = self._free.pop() if self._free else self._parameters()
+        for word, place in self._addresses:
+            words[word] = tensors[place].data_ptr()
+        cuda, stream = self._cuda, self._cuda.stream(self._device)
+        error = cuda.launch(self._compiled.function, *self._sizes, stream, pointers, None)
+        self._free.append((words, pointers))
+        if error:
+            msg = f"cuLaunchKernel: CUDA error {error}"
+            raise RuntimeError(msg)
+
+    def _parameters(self):
+        """The parameters in memory, as words, and a pointer to each."""
+        memory = ctypes.create_string_buffer(len(self._image) + _ALIGNMENT)
+        begin = -ctypes.addressof(memory) % _ALIGNMENT
+        memory[begin : begin + len(self._image)] = bytes(self._image)
+        start = ctypes.addressof(memory) + begin
+        words = memoryview(memory).cast("B")[begin : begin + len(self._image)].cast("Q")
+        pointers = (ctypes.c_void_p * len(self._offsets))(*(start + x for x in self._offsets))
+        return words, pointers
+
+    def _lay_out(self, values, places):
+        """Put the parameters where they belong: those that Triton's launcher passes."""
+        compiled = self._compiled
+        metas = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+        parameters, addresses = [], []
+        for index, (value, kind) in enumerate(
+            zip(values, compiled.src.signature.values(), strict=True)
+        ):
+            if kind == "constexpr":
+                continue
+            if index in places:  # the next parameter is, or begins with, an address
+                addresses.append((len(parameters), places[index]))
+            if isinstance(value, TensorDescriptor):
+                parameters += self._described(value, next(metas, None))
+            elif isinstance(kind, str) and kind.startswith("*") and index in places:
+                parameters.append(bytes(_WORD))
+            elif kind in _NUMBERS:
+                parameters.append(struct.pack(f"<{_NUMBERS[kind]}", value))
+            else:
+                raise _LeftToTritonError
+        parameters += [bytes(_WORD)] * 2  # memory for the programs and for profilers: none
+        if [len(x) for x in parameters] != self._cuda.parameters(compiled.function):
+            raise _LeftToTritonError
+        for parameter in parameters:
+            alignment = _ALIGNMENT if len(parameter) > _WORD else _WORD
+            self._image += bytes(-len(self._image) % alignment)
+            self._offsets.append(len(self._image))
+            self._image += parameter
+        self._addresses = [(self._offsets[at] // _WORD, place) for at, place in addresses]
+
+    def _described(self, value, meta):
+        """Parameters of a tensor descriptor."""
+        if (
+            meta is None
+            or meta["fp4_padded"]
+            or meta.get("is_im2col")
+            or getattr(value, "round_f32_to_tf32", False)
+        ):
+            raise _LeftToTritonError
+        return [
+            struct.pack("<16Q", *self._cuda.tensor_map(value, meta)),
+            *(struct.pack("<i", size) for size in value.shape),
+            *(struct.pack("<q", stride) for stride in value.strides),
+        ]

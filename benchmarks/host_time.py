@@ -1,6 +1,6 @@
 """What a call of attention takes the host: Python, autograd and launches.
 
-    PYTHONPATH=. python benchmarks/host_time.py [--profile]
+    PYTHONPATH=. python benchmarks/host_time.py [--head-dim 64] [--profile]
 
 One batch, 16 heads, 512 queries and keys, bfloat16, causal: the card has little to do. Time until
 calls in a row have returned, before the card is waited for; medians of rounds. Four ways:
@@ -148,13 +148,14 @@ def profile():
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--head-dim", type=int, action="append", help="only this one")
     parser.add_argument("--profile", action="store_true", help="say where the time of ours goes")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("forward / in turn / in a row / one thread, us")
     print(f"| head_dim | {' | '.join(CONTESTANTS)} | card |")
     print("|---|" + "---|" * (len(CONTESTANTS) + 1))
-    for head_dim in HEAD_DIMS:
+    for head_dim in options.head_dim or HEAD_DIMS:
         row(head_dim)
     if options.profile:
         profile()

@@ -2,6 +2,7 @@
 
 import functools
 
+import torch
 import triton
 
 from fa_verify import cu_seqlens
@@ -9,7 +10,9 @@ from fa_verify import cu_seqlens
 from . import dropout
 from .block_mask import block_mask as block_mask_of
 
-__all__ = ["arguments", "blocks_of", "clamped_scale", "of_keys", "split_columns", "vector"]
+__all__ = [
+    "arguments", "blocks_of", "clamped_scale", "empty_as", "of_keys", "split_columns", "vector",
+]  # fmt: skip
 
 _LARGEST_SCALE = 2.3e38  # float32 holds log2(e) times it
 _BYTES_A_VECTOR = 16
@@ -34,6 +37,18 @@ def split_columns(head_dim, smallest=_SMALLEST_DOT):
 def clamped_scale(x):
     """Clamp a scale to where its float32 arithmetic is finite: inf times 0 is NaN."""
     return min(max(x, -_LARGEST_SCALE), _LARGEST_SCALE)
+
+
+def empty_as(x, shape):
+    """An empty tensor in memory as x: heads within rows if x has them so, or rows within heads.
+
+    Models have them within rows, and need no copy then to join the heads again.
+    """
+    _, heads, rows, columns = shape
+    if x.stride(1) >= x.stride(2):
+        return x.new_empty(shape)
+    strides = heads * rows * columns, columns, heads * columns, 1
+    return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
 
 
 def vector(*tensors):  # noqa: ANN002

@@ -59,7 +59,8 @@ def attention(
         return_lse: Return (o, lse) instead of o.
 
     Returns:
-        o: (batch, heads_q, seqlen_q, head_dim_v); rows that see no key are 0.
+        o: (batch, heads_q, seqlen_q, head_dim_v), in memory as q: heads within rows, or rows within
+            heads; rows that see no key are 0.
         lse: (batch, heads_q, seqlen_q) float32, natural logarithm, sinks included, dropout not.
             Gradients flow through it.
 

@@ -17,7 +17,7 @@ from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, patterns
 
 from . import configs, dropout, hopper_backward, hopper_forward
 from .arguments import arguments as arguments_of
-from .arguments import blocks_of, of_keys, vector
+from .arguments import blocks_of, empty_as, of_keys, vector
 from .backward_dkdv import dkdv_kernel
 from .backward_dq import delta_kernel, dq_kernel
 from .backward_terms import bias_gradient, sinks_gradient
@@ -53,10 +53,11 @@ def attention_forward(
         block_mask: A `BlockMask` in place of the problem's mask.
 
     Returns:
-        o in q's dtype and lse in float32 (natural logarithm, sinks included, before dropout); rows
-        that see no key get 0 and -inf, or their sink.
+        o in q's dtype, heads within rows in memory if q has them so, and lse in float32 (natural
+        logarithm, sinks included, before dropout); rows that see no key get 0 and -inf, or their
+        sink.
     """
-    o = torch.empty(problem.shape_o, dtype=q.dtype, device=q.device)
+    o = empty_as(q, problem.shape_o)
     lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
     if o.numel():
         arguments = arguments_of(

@@ -8,6 +8,7 @@ import triton
 
 from fa_verify import Outputs
 
+from .arguments import empty_as
 from .flash_attention import attention_backward, attention_backward_atomic, attention_forward
 from .inputs import Inputs, Options, problem_of
 from .replay import Replayed
@@ -93,7 +94,7 @@ attention_forward_op = torch.library.custom_op(
 def _forward_fake(*arguments):  # noqa: ANN002
     inputs, _, problem = _parse(arguments, symbolic=True)
     q = inputs.q
-    return q.new_empty(problem.shape_o), q.new_empty(problem.shape_lse, dtype=torch.float32)
+    return empty_as(q, problem.shape_o), q.new_empty(problem.shape_lse, dtype=torch.float32)
 
 
 @Replayed

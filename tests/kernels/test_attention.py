@@ -402,3 +402,16 @@ def test_tensors_where_triton_does_not_run_are_refused(kernels):
     inputs = leaves((1, 1, 8, 16), (1, 1, 8, 16), (1, 1, 8, 16))
     with pytest.raises(ValueError, match=r"q.device=cpu: Triton runs no kernel there"):
         kernels("attention").attention(*inputs)
+
+
+@pytest.mark.parametrize("heads_within_rows", [True, False])
+def test_o_is_in_memory_as_q(kernels, heads_within_rows):
+    q, k, v = leaves((2, 4, 24, 16), (2, 2, 20, 16), (2, 2, 20, 8))
+    if heads_within_rows:
+        q = q.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    with ttir.execute() as run:
+        o = kernels("attention").attention(q, k, v)
+    assert run.incidents == []
+    assert o.transpose(1, 2).is_contiguous() == heads_within_rows
+    assert o.is_contiguous() != heads_within_rows
+    assert torch.allclose(o.double(), exactly((q, k, v), Mask())[0], atol=1e-5)

@@ -7,7 +7,6 @@ laid out once. What would differ from Triton's own launch, or cannot be checked,
 
 import ctypes
 import functools
-import itertools
 import struct
 import sys
 
@@ -57,7 +56,7 @@ class Cuda:
 
     @staticmethod
     @functools.cache
-    def of(active):
+    def of(active):  # noqa: ANN205
         """That of Triton's driver; None if it is another's, or has other functions."""
         if type(active).__module__ != "triton.backends.nvidia.driver":
             return None
@@ -69,11 +68,11 @@ class Cuda:
     def parameters(self, function):
         """How many bytes each parameter of a kernel has."""
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        where = ctypes.byref(offset), ctypes.byref(size)
         sizes = []
-        for index in itertools.count():
-            if self._parameter(function, index, ctypes.byref(offset), ctypes.byref(size)):
-                return sizes  # there are no more
+        while not self._parameter(function, len(sizes), *where):  # an error: there are no more
             sizes.append(size.value)
+        return sizes
 
     def tensor_map(self, described, meta):
         """The words of a tensor map; the first of them is the address, and nothing else is."""

@@ -112,9 +112,7 @@ def ready(kernels, assembled, monkeypatch):
         monkeypatch.setattr(launches.triton.runtime, "driver", SimpleNamespace(active=active))
         metadata = SimpleNamespace(**{**assembled.metadata._asdict(), **changed})
         compiled = SimpleNamespace(src=assembled.src, metadata=metadata, function=FUNCTION)
-        return library, lambda tensors: launches.prepared(
-            compiled, GRID, values(*tensors), PLACES
-        )
+        return library, lambda tensors: launches.prepared(compiled, GRID, values(*tensors), PLACES)
 
     return made
 

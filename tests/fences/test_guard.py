@@ -172,3 +172,16 @@ def test_gradients_by_autograd_come_out_the_same():
         return torch.autograd.grad(loss, leaf)[0]
 
     assert torch.equal(Run(body).result, body(materialise(CASE)))
+
+
+def test_compiled_code_is_compiled_between_fences_too():
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    run = Run(torch.compile(lambda x: x.k * 2 + x.v.sum(), backend=backend))
+    assert len(graphs) == 1  # without it, torch runs the function uncompiled and does not say so
+    torch.testing.assert_close(run.result, run.pristine.k * 2 + run.pristine.v.sum())

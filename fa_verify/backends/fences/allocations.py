@@ -54,6 +54,14 @@ class Fenced(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Say that torch.compile needs no shield: making one loads a second's worth of modules."""
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Have torch.compile compile as it does without a mode, and not fall back to eager code.
+
+        What compiled code allocates passes no dispatcher, and stays where it is.
+        """
+        return True
+
     def put(self, tensor: torch.Tensor, name: str, *, unaligned: bool) -> None:
         """Move an input, from its first element to its last; slack between them goes along.
 

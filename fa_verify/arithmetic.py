@@ -43,6 +43,7 @@ class Arithmetic:
         accumulator: Format of the dot accumulators.
         dq_atomics: Whether dQ is summed by atomic_add (in float32).
         delta_from_stored_o: delta = sum(do * o) from the o in memory; False: from an unrounded o.
+        delta_from_p_dp: delta = sum(P * dP), as in the gradient of a softmax; from no o then.
         dot_ulps: Error of a dot per product, in units of 2^-24 of the sum of |products|: 1 covers
             FFMA and the matrix units of Hopper and Blackwell, 1.4 Ampere's, 3 Volta's.
         fp8_dot_ulps: The same of a dot of fp8 operands: 2176 covers Hopper, whose sums keep 13
@@ -70,6 +71,7 @@ class Arithmetic:
     accumulator: Literal["float32"] = "float32"
     dq_atomics: bool = False
     delta_from_stored_o: bool = True
+    delta_from_p_dp: bool = False
     dot_ulps: float = 1.0
     fp8_dot_ulps: float = 2176.0
     fp8_promoted: int | None = None
@@ -93,6 +95,8 @@ class Arithmetic:
             if value is not None and not (isinstance(value, int) and value > 0):
                 msg = f"{name}={value!r}: must be an integer above 0, or None"
                 raise InvalidInputError(msg)
+        if self.delta_from_p_dp:
+            object.__setattr__(self, "delta_from_stored_o", False)
 
 
 DEFAULT = Arithmetic()

@@ -95,6 +95,31 @@ def test_a_more_accurate_kernel_does_not_stray(dtype, form, monkeypatch):
     assert [strays(part) for part in parts] == ["", "", ""]
 
 
+class Lifted(Emulator):
+    """P of the backward is multiplied by a power of two before its cast, or flushed instead."""
+
+    power = 0
+    flush = False
+
+    def _cast_in_backward(self, native, x):
+        if bool((x < 0).any()):  # dS
+            return x.to(native).float()
+        cast = (x * 2.0**self.power).to(native).float() * 2.0**-self.power
+        return torch.where(x < 2.0**-14, 0.0, cast) if self.flush else cast
+
+
+@pytest.mark.parametrize(("power", "flush"), [(0, False), (3, False), (15, False), (0, True)])
+def test_a_p_times_a_power_of_two_does_not_stray_but_one_that_is_flushed_does(
+    power, flush, monkeypatch
+):
+    """In float16 it saves what would be subnormal."""
+    monkeypatch.setattr(Lifted, "power", power)
+    monkeypatch.setattr(Lifted, "flush", flush)
+    problem = dataclasses.replace(PROBLEM, seqlen_q=2, dtype="float16")
+    *_, dv = compared(problem, Lifted(), Arithmetic(), "logits x10")
+    assert bool(strays(dv)) == flush
+
+
 def test_without_a_declared_moment_dq_and_dk_are_not_known():
     problem = dataclasses.replace(PROBLEM, dtype="bfloat16")
     parts = list(compared(problem, Stochastic(), Arithmetic()))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, patterns
 from fa_verify.terms import Terms
 
-__all__ = ["Emulator", "emulated"]
+__all__ = ["Emulator", "emulated", "flush"]
 
 _PATH = Path(__file__).resolve().parents[2] / "tests" / "emulator.py"
 _SPEC = importlib.util.spec_from_file_location("fa_verify_emulator", _PATH)
 _MODULE = importlib.util.module_from_spec(_SPEC)
 sys.modules[_SPEC.name] = _MODULE
 _SPEC.loader.exec_module(_MODULE)
-Emulator = _MODULE.Emulator
+Emulator, flush = _MODULE.Emulator, _MODULE._flush  # noqa: SLF001
 
 WORK = 2e6  # multiply-adds of a product: tens of milliseconds
 _BIAS = ("b", "h", "q", "k", "bh", "bq", "bk", "hq", "hk", "qk", "bhq", "bhk", "bqk", "hqk", "bhqk")
@@ -44,7 +46,22 @@ def _terms(problem, bias=None, alibi_slopes=None, sinks=None, dropout_seed=None,
     return Terms(bias=bias, slopes=alibi_slopes, sinks=sinks, keep=keep, dlse=dlse)
 
 
-def emulated(name, choose, arithmetic=None, *, work=WORK, backward=True):
+@contextlib.contextmanager
+def _unwatched():
+    """Without the executor's modes: no Triton kernel runs, and each torch operation costs a third.
+
+    What torch computes on the CPU here is float32, which a card would round in the same way.
+    """
+    with torch._C.DisableTorchFunction(), _disable_current_modes():  # noqa: SLF001
+        yield
+
+
+_PRECISIONS = ("ieee", "tf32", "tf32x3")
+
+
+def emulated(
+    name, choose, arithmetic=None, *, work=WORK, backward=True, dot_precisions=_PRECISIONS, **takes
+):
     """A kernel that takes whatever is drawn.
 
     Args:
@@ -53,22 +70,19 @@ def emulated(name, choose, arithmetic=None, *, work=WORK, backward=True):
         arithmetic: What it declares.
         work: Most multiply-adds of a product that it takes.
         backward: Whether it has gradients.
+        dot_precisions: That it takes of float32.
+        takes: What else it declares that it takes.
     """
 
     def forward(problem, q, k, v, **terms):
-        return Outputs(*choose(problem).forward(problem, q, k, v, _terms(problem, **terms)))
+        with _unwatched():
+            return Outputs(*choose(problem).forward(problem, q, k, v, _terms(problem, **terms)))
 
     def gradients(problem, q, k, v, outputs, do, **terms):
         saved = outputs.o, outputs.lse, do
-        return Grads(
-            **dict(
-                zip(
-                    ("dq", "dk", "dv", *_further(problem)),
-                    choose(problem).backward(problem, q, k, v, *saved, _terms(problem, **terms)),
-                    strict=True,
-                )
-            )
-        )
+        with _unwatched():
+            found = choose(problem).backward(problem, q, k, v, *saved, _terms(problem, **terms))
+        return Grads(**dict(zip(("dq", "dk", "dv", *_further(problem)), found, strict=True)))
 
     return Kernel(
         name=f"emulated_{name}",
@@ -77,7 +91,7 @@ def emulated(name, choose, arithmetic=None, *, work=WORK, backward=True):
         dropout_keep=_keep,
         arithmetic=arithmetic or Arithmetic(),
         capabilities=Capabilities(
-            dot_precisions=("ieee", "tf32", "tf32x3"),
+            dot_precisions=dot_precisions,
             head_dims_v=range(1, 257),
             window=True,
             softcap=True,
@@ -90,6 +104,7 @@ def emulated(name, choose, arithmetic=None, *, work=WORK, backward=True):
             lse_grad=backward,
             backward=backward,
             accepts=_at_most(work),
+            **takes,
         ),
     )
 

@@ -123,7 +123,7 @@ def _masks_by_tensor(*, bias):
 
 def _math(name, *, gradients):
     """Everything in float32, for half inputs as well; delta is summed from P dP."""
-    arithmetic = Arithmetic(p_dtype="float32", ds_dtype="float32", delta_from_stored_o=False)
+    arithmetic = Arithmetic(p_dtype="float32", ds_dtype="float32", delta_from_p_dp=True)
     head_dims = range(1, 257)
     return _kernel(
         name,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from fa_verify.bounds.backward import backward_det
 from fa_verify.bounds.bias import self_normalised
 from fa_verify.bounds.bounded import Bounded, rounded
+from fa_verify.bounds.delta import of_products
 from fa_verify.bounds.formats import FLOAT32, FORMATS
 from fa_verify.bounds.forward import Forward, forward_det
 from fa_verify.bounds.forward import reach as forward_reach
@@ -162,8 +163,10 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
         _, _, exact = _forward(of_forward)
         seen_o = seen_o or Seen(exact.o, exact.o_bound)
         seen_lse = seen_lse or Seen(exact.lse, exact.lse_bound)
+    every = known or tuple(variants(problem, arithmetic, q, k, v, do, terms=terms))
+    if arithmetic.delta_from_p_dp:
+        seen_o = of_products(every, seen_lse)
     rows = row_statistics(problem, arithmetic, do, seen_o, seen_lse, terms)
-    every = known or variants(problem, arithmetic, q, k, v, do, terms=terms)
     (model, given), *others = every
     union = first = backward_det(model, given, rows)
     for other, of_other in others:

@@ -116,6 +116,7 @@ def refiner_of_gradient(
         names=("lse",),
         across=lambda logs: (logs,),
         d=d,
+        lifted=name == "dv",
     )
 
 

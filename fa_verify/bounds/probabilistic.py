@@ -208,6 +208,7 @@ class Refiner:
         names: What an entry is relative to in each of them.
         across: The same, every way of which entries of different rows differ.
         d: Probability.
+        lifted: What is cast is at most 1, and may be multiplied by a power of two before.
     """
 
     cast: Cast
@@ -220,6 +221,7 @@ class Refiner:
     names: tuple[str, ...]
     across: Callable[[Tensor], Iterable[Tensor]]
     d: float
+    lifted: bool = False
 
     @property
     def tiny(self) -> float:

@@ -6,6 +6,7 @@ Only a sample of rows is looked at, the same whatever was observed.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,18 +52,22 @@ def rounded_models(refiner: Refiner) -> Iterator[Model]:
     look = refiner.several(*place)
     if look.off is None:
         return
-    for cast in _admitted(refiner.cast):
-        yield Model(place, *_model(cast, refiner.divisors[0], look))
+    for cast, divisor in _admitted(refiner):
+        yield Model(place, *_model(cast, divisor, look))
 
 
-def _admitted(cast: Cast) -> Iterator[Cast | None]:
+def _admitted(refiner: Refiner) -> Iterator[tuple[Cast | None, float]]:
     """A cast, and whatever is more accurate: a kernel may do better than it declares."""
-    yield cast
-    yield Cast(TF32)  # of a kernel that computes in float32; fp16 without its subnormals
+    cast, (divisor,) = refiner.cast, refiner.divisors
+    yield cast, divisor
+    yield Cast(TF32), divisor  # of a kernel that computes in float32; fp16 without its subnormals
     if cast.format.precision < TF32.precision:
-        yield Cast(TF32, truncates=True)
-        yield Cast(FORMATS["float16"])
-    yield None
+        yield Cast(TF32, truncates=True), divisor
+        yield Cast(FORMATS["float16"]), divisor
+    yield None, divisor
+    if refiner.lifted and cast.format.emin > TF32.emin:
+        most = math.frexp(cast.format.largest)[1]
+        yield from ((cast, 2.0**-power) for power in range(1, most))
 
 
 def _model(cast: Cast | None, divisor: float, look: Look) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,232 @@
+"""Right kernels in slow motion that go about the softmax in other ways; plain torch on the CPU.
+
+Two passes, P normalised before its cast, trees of merges, a ring of devices, two accumulators, a
+maximum that is a power of two, the first block's maximum, polynomials for exp2, products of
+bfloat16 parts, a scaled P, heads one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from fa_verify import Arithmetic
+
+from .emulation import flush
+from .whole_rows import LN2, LOG2E, Algorithm, kernel, zeroed
+
+
+@dataclasses.dataclass(frozen=True)
+class _TwoPasses(Algorithm):
+    """The maximum of all keys first; P and its sums block by block afterwards."""
+
+    def _state(self, rows):
+        m, total, acc = self._peak(rows.s), 0.0, torch.zeros(*rows.s.shape[:2], rows.v.shape[-1])
+        for keys in self._blocks(rows.s.shape[-1]):
+            _, own, products = self._leaf(rows.cut(keys), m)
+            total, acc = total + own, acc + products
+        return m, total + torch.zeros_like(m), acc
+
+
+@dataclasses.dataclass(frozen=True)
+class _Normalised(Algorithm):
+    """Softmax as such: P is divided before it is cast."""
+
+    def _attend(self, rows):
+        m, total, _ = self._leaf(rows)
+        if rows.sink is not None:
+            own = rows.sink, torch.ones_like(m), torch.zeros_like(m)
+            m, total, _ = self._merged((m, total, torch.zeros_like(m)), own)
+        total = torch.where(m == -math.inf, 0.0, total)
+        p = torch.where(total > 0, self._exp(rows.s - zeroed(m)) / total, 0.0)
+        kept = p if rows.factors is None else p * rows.factors
+        cast = self._cast_p(getattr(torch, rows.problem.dtype), kept)
+        return self._mm(rows.problem, cast, rows.v), zeroed(m) + total.log()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tree(Algorithm):
+    """Blocks merged two by two, by maximum and denominator."""
+
+    def _state(self, rows):
+        states = self._leaves(rows)
+        while len(states) > 1:
+            pairs = zip(states[::2], [*states[1::2], None][: len(states[::2])], strict=True)
+            states = [a if b is None else self._merged(a, b) for a, b in pairs]
+        return states[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _TwoAccumulators(Algorithm):
+    """Even and odd blocks in accumulators of their own, as of two warp groups."""
+
+    def _state(self, rows):
+        states = self._leaves(rows)
+        return self._in_turn([self._in_turn(x) for x in (states[::2], states[1::2]) if x])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ring(Algorithm):
+    """Up to eight devices' outputs, joined one after the other with weights exp(lse - new lse)."""
+
+    def _attend(self, rows):
+        n = rows.s.shape[-1]
+        size = max(1, -(-n // 8))
+        cuts = [slice(i, min(n, i + size)) for i in range(0, n, size)] or [slice(0, 0)]
+        o = lse = None
+        for keys in cuts:
+            part = rows.cut(keys)
+            own, of_own = self._finished(part, self._leaf(part))
+            own = torch.where(of_own == -math.inf, 0.0, own)
+            o, lse = (own, of_own) if o is None else self._joined(o, lse, own, of_own)
+        if rows.sink is not None:
+            o, lse = self._joined(o, lse, 0 * o, rows.sink)
+        return o, lse
+
+    def _joined(self, o, lse, own, of_own):
+        top = zeroed(torch.maximum(lse, of_own))
+        both = top + (self._exp(lse - top) + self._exp(of_own - top)).log()
+        finite = zeroed(both)
+        return self._exp(lse - finite) * o + self._exp(of_own - finite) * own, both
+
+
+@dataclasses.dataclass(frozen=True)
+class _PowersOfTwo(Algorithm):
+    """The maximum rounded up to a whole number in base 2: every rescaling is exact."""
+
+    def _peak(self, s):
+        return torch.ceil(super()._peak(s))
+
+    def _leaf(self, rows, m=None):
+        return super()._leaf(dataclasses.replace(rows, s=rows.s * LOG2E), m)
+
+    def _exp(self, x):
+        return self._exp2(x)
+
+    def _state(self, rows):
+        return self._in_turn(self._leaves(rows))
+
+    def _finished(self, rows, state):
+        m, total, acc = state
+        if rows.sink is not None:
+            own = rows.sink * LOG2E, torch.ones_like(rows.sink), 0 * acc
+            m, total, acc = self._merged(state, own)
+        total = torch.where(m == -math.inf, 0.0, total)
+        return self._normalised(acc, total), (zeroed(m) + total.log2()) * LN2
+
+    def _weights(self, s, lse, sink):
+        del sink
+        return self._exp2(s * LOG2E - zeroed(lse) * LOG2E)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FirstBlock(Algorithm):
+    """The first block's maximum serves until a block exceeds it by more than 2^8."""
+
+    def _state(self, rows):
+        blocks = self._blocks(rows.s.shape[-1]) or [slice(0, 0)]
+        total = self._leaf(rows.cut(blocks[0]))
+        for keys in blocks[1:]:
+            part = rows.cut(keys)
+            peak = self._peak(part.s)
+            m = torch.where(peak - total[0] > 8 * LN2, peak, total[0])
+            alpha = torch.where(m == total[0], 1.0, self._exp(total[0] - zeroed(m)))
+            _, own, products = self._leaf(part, m)
+            total = m, total[1] * alpha + own, total[2] * alpha + products
+        return total
+
+
+@dataclasses.dataclass(frozen=True)
+class _Polynomial(Algorithm):
+    """exp2 by range reduction and a polynomial fitted to 2^f on [0, 1)."""
+
+    degree: int = 3
+
+    def _exp2(self, y):
+        whole = torch.floor(y)
+        f = torch.where(y == -math.inf, 0.0, y - whole)
+        value = torch.zeros_like(f)
+        for coefficient in reversed(_fit(self.degree)):
+            value = value * f + coefficient
+        return flush(torch.where(y < -126, 0.0, torch.ldexp(value, whole.clamp(-126, 127))))
+
+
+def _fit(degree):
+    """Coefficients, from the constant on, that interpolate 2^f at Chebyshev's points and 0."""
+    at = torch.arange(degree, dtype=torch.float64)
+    points = 0.5 - 0.5 * torch.cos(math.pi * (2 * at + 1) / (2 * degree))
+    # 2^f = 1 + f g(f): exact where f = 0, so that the maximum's own weight is 1.
+    powers = points[:, None] ** at
+    inner = torch.linalg.solve(powers, (torch.exp2(points) - 1) / points)
+    return [1.0, *inner.tolist()]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bfloat16Parts(Algorithm):
+    """Dots of float32 as sums of products of bfloat16 parts: 3 products of 2 parts, or 6 of 3."""
+
+    parts: int = 2
+
+    def _mm(self, _problem, a, b, acc=None):
+        left, right = self._split(a), self._split(b)
+        total = torch.zeros(a.shape[0], a.shape[1], b.shape[2]) if acc is None else acc
+        pairs = [(i, j) for i in range(self.parts) for j in range(self.parts) if i + j < self.parts]
+        for i, j in sorted(pairs, key=sum, reverse=True):
+            total = total + torch.bmm(left[i], right[j])
+        return total
+
+    def _split(self, x):
+        found = []
+        for _ in range(self.parts):
+            found.append(x.bfloat16().float())
+            x = x - found[-1]
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunks(Algorithm):
+    """Logits from sixteen columns at a time, from the last to the first; dK and dV head by head."""
+
+    def _mm(self, problem, a, b, acc=None):
+        total = acc
+        for start in range(0, a.shape[2], 16)[::-1]:
+            keys = slice(start, start + 16)
+            total = super()._mm(problem, a[:, :, keys], b[:, keys], total)
+        return super()._mm(problem, a, b, acc) if total is None else total
+
+    def _over_rows(self, problem, a, b):
+        size = a.shape[1] // problem.group
+        parts = zip(a.split(size, 1), b.split(size, 1), strict=True) if size else ()
+        sums = [super(_Chunks, self)._mm(problem, x.mT, y) for x, y in parts]
+        return sum(sums) if sums else super()._over_rows(problem, a, b)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ScaledHalfP(Algorithm):
+    """P times 2^8 in float16, whatever the inputs are."""
+
+    p_unit: float = 2.0**-8
+
+    def _cast_p(self, native, p):
+        del native
+        return (p / self.p_unit).half().float()
+
+
+two_passes = kernel("two_passes", _TwoPasses(block_n=32))
+normalised = kernel("normalised", _Normalised())
+tree = kernel("tree", _Tree(block_n=16, tf32="even"))
+two_accumulators = kernel("two_accumulators", _TwoAccumulators(block_n=64))
+ring = kernel("ring", _Ring(), Arithmetic(merged_by_lse=True))
+powers_of_two = kernel("powers_of_two", _PowersOfTwo(block_n=48), Arithmetic(p_scale=0.5))
+first_block = kernel("first_block", _FirstBlock(block_n=32))
+cubic_exp2 = kernel("cubic_exp2", _Polynomial(), Arithmetic(exp2_ulps=4096))
+quadratic_exp2 = kernel("quadratic_exp2", _Polynomial(degree=2), Arithmetic(exp2_ulps=1 << 17))
+chunks = kernel("chunks", _Chunks(block_n=128))
+scaled_half_p = kernel(
+    "scaled_half_p", _ScaledHalfP(block_n=1 << 16), Arithmetic(p_dtype="float16", p_scale=256.0)
+)
+_FLOAT32 = {"dtypes": ("float32",), "dot_precisions": ("ieee",)}
+bfloat16x3 = kernel("bfloat16x3", _Bfloat16Parts(), Arithmetic(dot_ulps=32), **_FLOAT32)
+bfloat16x6 = kernel("bfloat16x6", _Bfloat16Parts(parts=3), **_FLOAT32)

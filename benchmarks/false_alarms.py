@@ -40,6 +40,8 @@ ON_THE_CPU = (
     "kernels/flash_attention.py",
     f"{HERE}/emulated.py",
     f"{HERE}/varied.py",
+    f"{HERE}/algorithms.py",
+    f"{HERE}/gradients.py",
     f"{HERE}/flex.py:flex_uncompiled",
     *(
         f"{HERE}/sdpa.py:sdpa_{name}"
@@ -76,12 +78,11 @@ def run(options) -> int:
     with tempfile.TemporaryDirectory() as work:
         parts = {}
         for index, gpu in enumerate(gpus):
-            # Nothing is compiled while a mode of torch's watches allocations, as fences do.
-            for name, targets, workers, fence in (
-                ("card", (*ON_A_CARD, *options.also), options.card_workers, "poison"),
-                ("compiled", COMPILED, options.compiling_workers, "off"),
+            for name, targets, workers in (
+                ("card", (*ON_A_CARD, *options.also), options.card_workers),
+                ("compiled", COMPILED, options.compiling_workers),
             ):
-                how = ("--backend", "cuda", "-n", str(workers), "--fence", fence)
+                how = ("--backend", "cuda", "-n", str(workers))
                 folder = Path(work) / f"{name}{gpu}"
                 seed = options.seed * 8 + index
                 if workers:

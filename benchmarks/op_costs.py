@@ -252,11 +252,11 @@ def column_sum_alone(x_ptr, w_ptr, y_ptr, operation: tl.constexpr, TIMES: tl.con
 def sums_alone(x_ptr, w_ptr, y_ptr, AXIS: tl.constexpr, TIMES: tl.constexpr):
     x = tl.load(x_ptr + places())
     w = tl.load(w_ptr + places())
-    total = tl.sum(w, AXIS)
+    first = tl.sum(w, AXIS)
+    total = first
     for i in tl.static_range(MOST):
         x += w  # whether or not they are summed
-        if i < TIMES:
-            total += tl.sum(x, AXIS)
+        total += tl.sum(x, AXIS) if i < TIMES else first
     tl.store(y_ptr + places(), x + tl.expand_dims(total, AXIS))
 
 

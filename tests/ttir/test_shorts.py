@@ -79,6 +79,28 @@ def test_operations_round_once(scalar, name, seed, size, left, right, into):
     assert (got.view(np.int16) == want)[~nan].all()
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+@given(seed=st.integers(0, 1 << 32), size=st.sampled_from([1, 64, 511]))
+def test_numpy_rounds_a_few_alike(name, seed, size):
+    raw = np.random.default_rng(seed).integers(-(1 << 15), 1 << 15, (2, size)).astype(np.int16)
+    tiles = [x.view(np.float16) for x in raw]
+    assert shorts.is_few(tiles)
+    function, plain = OPERATIONS[name]
+    got, want = plain(*tiles), shorts.compute(function, tiles, "f16", None)
+    assert got.dtype == np.float16
+    nan = np.isnan(want)
+    assert (np.isnan(got) == nan).all()
+    assert (got.view(np.int16) == want.view(np.int16))[~nan].all()
+
+
+def test_few_are_fp16_of_one_shape():
+    few, many, row = (np.zeros(n, np.float16) for n in ((2, 4), (2, 256), (1, 4)))
+    assert not shorts.is_few([many, many])
+    assert not shorts.is_few([few, row])
+    assert not shorts.is_few([few, few.astype(np.float32)])
+    assert not shorts.is_few([few.view(np.int16)] * 2)  # bf16
+
+
 @scalars
 def test_signs_and_nan_of_every_pattern(scalar):
     short, wide = ALL.view(SHORT[scalar]), decode(ALL, scalar)

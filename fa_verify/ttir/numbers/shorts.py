@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.numbers.floats import Array
 
 _SCALAR = {dtype: scalar for scalar, dtype in SHORT.items()}
+_HALF = np.dtype(np.float16)
 _INFINITY = {"f16": 0x7C00, "bf16": 0x7F80}
 _FEW = 512  # below this many elements NumPy's slower conversion beats the call into torch
 _SIGN = np.int16(-0x8000)
@@ -29,6 +30,12 @@ _SIGN = np.int16(-0x8000)
 def is_short(x: Array) -> bool:
     """Whether an array holds 16-bit floats as they are."""
     return x.dtype in _SCALAR
+
+
+def is_few(xs: Sequence[Array]) -> bool:
+    """Whether these are so few fp16 numbers that NumPy, which rounds them alike, is faster."""
+    shape = xs[0].shape
+    return all(x.dtype is _HALF and x.size < _FEW and x.shape == shape for x in xs)
 
 
 def shorten(x: Array, scalar: str) -> Array:
@@ -65,9 +72,11 @@ def _exactly(x: Array, dtype: np.dtype[Any]) -> Array:
 
 def as_tensor(x: Array) -> torch.Tensor:
     """View a short array as a tensor of torch's type."""
-    if x.dtype == np.float16:
-        return as_torch(x)
-    return as_torch(x.view(np.int16)).view(torch.bfloat16)
+    if not x.flags.writeable:
+        x = x.copy()
+    if x.dtype is _HALF:
+        return torch.from_numpy(x)
+    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
 
 
 def as_array(x: torch.Tensor) -> Array:
@@ -83,9 +92,9 @@ def compute(
 
     `out` is where it goes, if that is short itself.
     """
-    tiles = [shorten(x, scalar) for x in operands]
+    tiles = [x if x.dtype in _SCALAR else shorten(x, scalar) for x in operands]
     if out is None or not is_short(out):
-        shape = np.broadcast_shapes(*[x.shape for x in tiles])
+        shape = np.broadcast(*tiles).shape
         full = [x for x in tiles if x.shape == shape]
         out = np.empty_like(full[0]) if full else np.empty(shape, SHORT[scalar])
     function(*[as_tensor(x) for x in tiles], out=as_tensor(out))

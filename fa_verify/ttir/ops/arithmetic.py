@@ -11,7 +11,7 @@ from fa_verify.ttir.lowering.lower import COMPARE
 from fa_verify.ttir.lowering.reuse import elementwise
 from fa_verify.ttir.numbers import shorts
 from fa_verify.ttir.numbers.floats import NARROW, SHORT, Array, flush, fma, round_to
-from fa_verify.ttir.numbers.shorts import compute, is_short, shorten, widen
+from fa_verify.ttir.numbers.shorts import compute, is_few, is_short, shorten, widen
 from fa_verify.ttir.numbers.special_functions import divide
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _short(op: Op, low: Lowering, function: Callable[..., Array]) -> Callable[..
 
     def apply(*xs: Array, out: Array | None = None) -> Array:
         if any(map(is_short, xs)):
-            result = compute(_TORCH[function], xs, scalar, out)
+            result = function(*xs) if is_few(xs) else compute(_TORCH[function], xs, scalar, out)
             return result if keep else widen(result)
         fresh = function(*xs, out=out)
         return shorten(fresh, scalar) if keep else round_to(fresh, scalar, fresh)

@@ -196,7 +196,7 @@ class Pool:
             faulted = error.exitcode == FAULT
             last = read(self._spool, error.pid)
             self._deaths[kernel.target, str(case), str(setup)] = last
-            failure = _death(error.exitcode, last)
+            failure = _death(error.exitcode, last, watched=setup.fence.mode != "off")
         except Exception as error:  # noqa: BLE001 - the worker itself broke (kernel import, protocol)
             return _record(
                 kernel, case, setup, Verdict.ERROR, reason=f"{type(error).__name__}: {error}"
@@ -223,8 +223,14 @@ def _crowd() -> float:
     return os.getloadavg()[0] / len(os.sched_getaffinity(0))
 
 
-def _death(code: int, last: Running) -> FailureRecord:
-    """A failure that says what a process was at when it died."""
+def _death(code: int, last: Running, *, watched: bool = False) -> FailureRecord:
+    """A failure that says what a process was at when it died.
+
+    Args:
+        code: Its exit code.
+        last: What it was at.
+        watched: Launches of Triton's were.
+    """
     launch = last.launch
     what = "the worker died"
     if code == FAULT:
@@ -234,6 +240,8 @@ def _death(code: int, last: Running) -> FailureRecord:
         what += f" in {launch.kernel}" if last.alone else ""
         given = ", ".join(argument.name for argument in launch.arguments)
         message += f"; its last launch was {launch.kernel}({given}), fence={last.fence}"
+    elif code == FAULT and watched:
+        message += "; it had launched no Triton function: an operation of torch's faulted"
     return FailureRecord(
         check="crash",
         title=what,

@@ -2,7 +2,7 @@
 
 Two passes, P normalised before its cast, trees of merges, a ring of devices, two accumulators, a
 maximum that is a power of two, the first block's maximum, polynomials for exp2, products of
-bfloat16 parts, a scaled P, heads one by one.
+bfloat16 parts, a scaled P, heads one by one, float64.
 """
 
 from __future__ import annotations
@@ -214,9 +214,31 @@ class _ScaledHalfP(Algorithm):
         return (p / self.p_unit).half().float()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Double(Algorithm):
+    """In float64, rounded once: better than any declaration."""
+
+    def _fold(self, problem, x):
+        return super()._fold(problem, x).double()
+
+    def _exp(self, x):
+        return torch.exp(x)
+
+    def _cast_p(self, _native, p):
+        return p
+
+    def _cast_in_backward(self, _native, x):
+        return x
+
+    def _mm(self, _problem, a, b, acc=None):
+        product = a.double() @ b.double()
+        return product if acc is None else product + acc
+
+
 two_passes = kernel("two_passes", _TwoPasses(block_n=32))
 normalised = kernel("normalised", _Normalised())
 tree = kernel("tree", _Tree(block_n=16, tf32="even"))
+double = kernel("double", _Double())
 two_accumulators = kernel("two_accumulators", _TwoAccumulators(block_n=64))
 ring = kernel("ring", _Ring(), Arithmetic(merged_by_lse=True))
 powers_of_two = kernel("powers_of_two", _PowersOfTwo(block_n=48), Arithmetic(p_scale=0.5))

@@ -41,9 +41,9 @@ def _at_most(work):
     return accepts
 
 
-def _terms(problem, bias=None, alibi_slopes=None, sinks=None, dropout_seed=None, dlse=None):
+def _terms(problem, alibi_slopes=None, dropout_seed=None, **others):
     keep = None if dropout_seed is None else _keep(problem, dropout_seed, "cpu")
-    return Terms(bias=bias, slopes=alibi_slopes, sinks=sinks, keep=keep, dlse=dlse)
+    return Terms(slopes=alibi_slopes, keep=keep, **others)
 
 
 @contextlib.contextmanager
@@ -56,12 +56,22 @@ def _unwatched():
         yield
 
 
-_PRECISIONS = ("ieee", "tf32", "tf32x3")
+_ALL = {
+    "dot_precisions": ("ieee", "tf32", "tf32x3"),
+    "head_dims_v": range(1, 257),
+    "window": True,
+    "softcap": True,
+    "documents": True,
+    "patterns": patterns.NAMES,
+    "bias": _BIAS,
+    "alibi": True,
+    "sinks": True,
+    "dropout": True,
+    "lse_grad": True,
+}
 
 
-def emulated(
-    name, choose, arithmetic=None, *, work=WORK, backward=True, dot_precisions=_PRECISIONS, **takes
-):
+def emulated(name, choose, arithmetic=None, *, work=WORK, backward=True, **takes):
     """A kernel that takes whatever is drawn.
 
     Args:
@@ -70,8 +80,7 @@ def emulated(
         arithmetic: What it declares.
         work: Most multiply-adds of a product that it takes.
         backward: Whether it has gradients.
-        dot_precisions: That it takes of float32.
-        takes: What else it declares that it takes.
+        takes: What of `_ALL` it takes otherwise.
     """
 
     def forward(problem, q, k, v, **terms):
@@ -91,20 +100,7 @@ def emulated(
         dropout_keep=_keep,
         arithmetic=arithmetic or Arithmetic(),
         capabilities=Capabilities(
-            dot_precisions=dot_precisions,
-            head_dims_v=range(1, 257),
-            window=True,
-            softcap=True,
-            documents=True,
-            patterns=patterns.NAMES,
-            bias=_BIAS,
-            alibi=True,
-            sinks=True,
-            dropout=True,
-            lse_grad=backward,
-            backward=backward,
-            accepts=_at_most(work),
-            **takes,
+            **{**_ALL, "lse_grad": backward, **takes}, backward=backward, accepts=_at_most(work)
         ),
     )
 

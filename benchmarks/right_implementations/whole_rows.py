@@ -63,7 +63,7 @@ class Algorithm(Emulator):
         native = getattr(torch, problem.dtype)
         return (
             self._stored(native, torch.where(lse == -math.inf, 0.0, o)).reshape(problem.shape_o),
-            lse.reshape(problem.shape_lse),
+            lse.float().reshape(problem.shape_lse),
         )
 
     def _scores(self, problem, q, k, beside):
@@ -149,7 +149,7 @@ class Algorithm(Emulator):
         if terms.bias is not None:
             found.append(self._bias_gradient(problem, of_logits).to(native))
         if terms.sinks is not None:
-            found.append(self._sink_gradient(problem, terms.sinks, lse, delta, bare))
+            found.append(self._sink_gradient(problem, terms.sinks, lse, delta, bare).float())
         return tuple(found)
 
     def _weights(self, s, lse, sink):

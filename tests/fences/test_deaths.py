@@ -90,3 +90,11 @@ def test_a_death_is_told_by_the_launch_that_was_begun():
     failure = _death(FAULT, msgspec.structs.replace(last, alone=False))  # it may be an earlier one
     assert (failure.title, failure.location) == ("an illegal access", "")
     assert _death(-11, Running()).title == "the worker died"
+
+
+def test_a_fault_without_a_launch_is_of_an_operation_of_torch():
+    last = Running(case="s=4x8 d=16", error="CUDA error: misaligned address")
+    failure = _death(FAULT, last, watched=True)
+    assert failure.title == "misaligned address"
+    assert "no Triton function: an operation of torch's faulted" in failure.message
+    assert "torch" not in _death(FAULT, last).message  # without a fence nobody watched

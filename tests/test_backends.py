@@ -1,11 +1,14 @@
 import shutil
 
 import torch
+import triton
+import triton.language as tl
 
-from fa_verify import Kernel, loader
+from fa_verify import Kernel, Outputs, loader
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
+from fa_verify.diagnosis.cause import sizes
 from fa_verify.inputs import materialise
 from fa_verify.ttir import FLOAT_MODELS
 
@@ -33,6 +36,23 @@ def test_every_configuration_is_pinned_alone():
     configs = range(run(flash(), case).configs)
     texts = {run(flash(), case, config=index).config for index in configs}
     assert len(texts) > 1
+
+
+def test_the_sizes_of_a_launch_are_told_whatever_they_are_called():
+    @triton.jit
+    def filled(o, D: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr):
+        at = tl.arange(0, ROWS)[:, None] * D + tl.arange(0, D)[None, :]
+        tl.store(o + at, tl.zeros([ROWS, D], tl.float32).to(o.dtype.element_ty))
+
+    def forward(problem, q, k, v):
+        o = torch.empty(problem.shape_o, dtype=q.dtype)
+        filled[(1,)](o, D=problem.head_dim, ROWS=problem.seqlen_q, CAUSAL=True)
+        return Outputs(o)
+
+    case = Case.parse("pass=fwd s=32x8 d=16 dtype=float16 seed=0")
+    text = run(Kernel(name="filled", forward=forward), case).config
+    assert text == "filled(D=16, ROWS=32)"
+    assert sizes(text, keys=1) == [16, 32]
 
 
 def test_schedules_give_a_deterministic_kernel_the_same_bits():

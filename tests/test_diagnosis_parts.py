@@ -20,6 +20,7 @@ from fa_verify.diagnosis.hypothesis import Hypothesis
 from fa_verify.diagnosis.incidents import explain as of_incident
 from fa_verify.diagnosis.incidents import likeliest
 from fa_verify.diagnosis.knobs import RIGHT, Knobs
+from fa_verify.diagnosis.loops import forward_loops, row_loops, visited
 from fa_verify.diagnosis.neighbours import moderate, simpler
 from fa_verify.diagnosis.patterns import unwritten
 from fa_verify.diagnosis.predictions import Forward
@@ -412,3 +413,39 @@ def test_the_lines_of_a_defect_are_those_of_its_statement(planted):
     assert planted("dout-noncontig")[1] == frozenset()  # in the launcher
     _, lines = planted("kv-strides-swapped")
     assert {"forward.py:63", "forward.py:64", "forward.py:84"} <= lines
+
+
+@pytest.mark.parametrize("mask", ["", "causal", "causal.topleft", "l9.r4"])
+@pytest.mark.parametrize("loops", [forward_loops, row_loops])
+def test_loops_over_documents_go_wrong_in_each_as_in_one_alone(mask, loops):
+    documents = ((40, 70), (0, 9), (33, 33), (50, 20))
+    packs = "-".join(f"{queries}x{keys}" for queries, keys in documents)
+    line = "pass=fwd s={}x{} d=16 dtype=float16{} seed=0"
+    packed = line.format(123, 132, f" mask={'.'.join(filter(None, [mask, f'docs{packs}']))}")
+    packed = Case.parse(packed).problem
+    ways = [loop for _, loop in loops(packed)]
+    assert ways
+    for loop in ways:
+        every = torch.ones(123, 132, dtype=torch.bool)
+        found, row, key = visited(packed, every, loop, 16, 32), 0, 0
+        for queries, keys in documents:
+            own = f" mask={mask}" if mask else ""
+            alone = Case.parse(line.format(queries, keys, own)).problem
+            due = visited(alone, torch.ones(queries, keys, dtype=torch.bool), loop, 16, 32)
+            assert torch.equal(found[row : row + queries, key : key + keys], due), loop
+            row, key = row + queries, key + keys
+
+
+@pytest.mark.parametrize(("lengths", "hurts"), [((30, 70), True), ((70, 70), False)])
+def test_a_loop_without_the_shift_hurts_where_the_lengths_differ(lengths, hurts):
+    line = "pass=fwd s={}x{} d=16 dtype=float16 mask={} seed=0"
+    problem = Case.parse(line.format(*lengths, "causal")).problem
+    seen = model.visible(problem, RIGHT, lengths[1])
+    for loop in ("end unshifted", "rows begin unshifted"):
+        got = visited(problem, seen, loop, 16, 16)
+        assert bool((got != seen).any()) is hurts
+        assert not bool((got & ~seen).any())
+    window = Case.parse(line.format(lengths[1], lengths[0], "l9")).problem
+    seen = model.visible(window, RIGHT, lengths[0])
+    for loop in ("begin unshifted", "rows end unshifted"):
+        assert bool((visited(window, seen, loop, 16, 16) != seen).any()) is hurts

@@ -136,5 +136,6 @@ def _ran(found: ttir.Ran) -> dict[str, SourceRan]:
 
 
 def _launch_text(launch: ttir.Launch) -> str:
-    constants = ", ".join(f"{k}={v}" for k, v in launch.constants.items() if "BLOCK" in k)
+    numbers = {name: x for name, x in launch.constants.items() if type(x) is int}
+    constants = ", ".join(f"{name}={x}" for name, x in numbers.items())
     return f"{launch.kernel}({constants})"

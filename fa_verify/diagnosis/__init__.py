@@ -72,7 +72,11 @@ def diagnose(
     found = [f.diagnosis or _sentence(trials, f, evidence, causes) for f in failures]
     if seconds and len(trials) > 1:
         known = bool(found[0]) and not found[0].startswith(_UNKNOWN)
-        found[0] = _joined(found[0], repair.mend(trials, seconds / 2 if known else 2 * seconds))
+        mended = repair.mend(trials, seconds / 2 if known else 2 * seconds)
+        found = [
+            _joined(text, mended) if n == 0 or text.startswith(_UNKNOWN) else text
+            for n, text in enumerate(found)
+        ]
     return [
         dataclasses.replace(failure, diagnosis=text)
         for failure, text in zip(failures, found, strict=True)

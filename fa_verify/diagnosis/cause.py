@@ -56,7 +56,11 @@ def _tiles(config: str) -> list[int]:
 
 
 def sizes(config: str, keys: int) -> list[int]:
-    """Keys a block to try: those that the launches name, or else the usual ones."""
+    """Keys a block to try: those that the launches name, or else the usual ones.
+
+    >>> sizes("fwd(D=128, KEYS=64)", keys=1)  # of few keys, only those that a launch may mean
+    [16, 64, 128]
+    """
     named = [int(n) for n in re.findall(r"BLOCK_N\w*=(\d+)", config) if int(n) > 0]
-    usual = [n for n in _USUAL if n < 2 * keys or n == 16]
+    usual = [n for n in _USUAL if n < 2 * keys or n == 16 or n in _tiles(config)]
     return list(dict.fromkeys(named)) or usual

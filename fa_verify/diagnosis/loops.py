@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -13,107 +13,148 @@ if TYPE_CHECKING:
 
 __all__ = ["forward_loops", "row_loops", "visited"]
 
+_MISSING = "seqlen_k - seqlen_q is missing"
+
 
 def forward_loops(problem: Problem) -> Iterator[tuple[str, str]]:
     """Sentences and names of loops over keys that can go wrong under this mask.
 
-    Loops over one document of several, or over a list of blocks, are not modelled.
+    Loops over a list of blocks are not modelled.
     """
     mask = problem.mask
-    if mask.pattern and not mask.documents:
-        yield "the loop over keys ends at a causal diagonal though none is asked", "end causal"
-        yield "the loop over keys is rounded down: its last, partial block is left out", "end floor"
-    if mask.documents or mask.pattern:
-        return
-    if mask.window_left is not None:
-        yield "the loop over the keys of a window begins a block too late", "begin late"
-        yield "the window skips blocks, but keys inside a block are not masked", "left unmasked"
-    if mask.hides_anything:
-        yield "partly hidden blocks are treated as wholly visible", "unmasked"
-    if mask.causal or mask.window_right is not None:
-        yield "the loop over keys ends one key too early", "end short"
-    else:
+    ends = mask.causal or mask.window_right is not None
+    if not (mask.documents or mask.pattern):
+        if mask.window_left is not None:
+            yield "the window skips blocks, but keys inside a block are not masked", "left unmasked"
+        if mask.hides_anything:
+            yield "partly hidden blocks are treated as wholly visible", "unmasked"
+        yield "the loop over keys begins at the block's first query", "begin at the query"
+    if not mask.pattern:
+        if mask.window_left is not None:
+            yield "the loop over the keys of a window begins a block too late", "begin late"
+        if ends:
+            yield "the loop over keys ends one key too early", "end short"
+        shifted = mask.alignment == "bottom-right"
+        if shifted and ends:
+            yield f"the loop over keys ends at the block's last query: {_MISSING}", "end unshifted"
+        if shifted and mask.window_left is not None:
+            text = f"the loop over keys begins at a window about the block's queries: {_MISSING}"
+            yield text, "begin unshifted"
+        if not shifted and ends:
+            yield "the loop over keys ends at a diagonal aligned bottom-right", "end causal"
+    if not ends:
         yield "the loop over keys ends at a causal diagonal though none is asked", "end causal"
     yield "the loop over keys is rounded down: its last, partial block is left out", "end floor"
-    yield "the loop over keys begins at the block's first query", "begin at the query"
 
 
 def row_loops(problem: Problem) -> Iterator[tuple[str, str]]:
     """The same of loops over rows, which dk and dv have."""
-    if problem.mask.documents or problem.mask.pattern:
+    mask = problem.mask
+    if mask.pattern:
         return
-    if problem.mask.causal or problem.mask.window_right is not None:
-        yield "the loop over rows begins a block after the diagonal", "rows late"
-    if problem.mask.window_left is not None:
-        yield "the loop over rows ends one row too early under the window", "rows short"
-    if problem.mask.hides_anything:
+    if mask.hides_anything and not mask.documents:
         yield "partly hidden blocks are treated as wholly visible", "rows unmasked"
+    shifted = mask.alignment == "bottom-right"
+    if mask.causal or mask.window_right is not None:
+        yield "the loop over rows begins a block after the diagonal", "rows late"
+        if shifted:
+            text = f"the loop over rows begins at the block's first key: {_MISSING}"
+            yield text, "rows begin unshifted"
+    if mask.window_left is not None:
+        yield "the loop over rows ends one row too early under the window", "rows short"
+        if shifted:
+            text = f"the loop over rows ends at a window about the block's keys: {_MISSING}"
+            yield text, "rows end unshifted"
     yield "the loop over rows is rounded down: its last, partial block is left out", "rows floor"
+
+
+class _Places(NamedTuple):
+    """Rows and keys by their places in a document, and that document's lengths.
+
+    A kernel for packed documents tiles each for itself. Of a pair from two documents it says
+    nothing that matters.
+    """
+
+    rows: torch.Tensor
+    keys: torch.Tensor
+    queries: torch.Tensor
+    length: torch.Tensor
+
+
+def _places(problem: Problem, shape: torch.Size, *, apart: bool) -> _Places:
+    """Of (rows, keys) in one sequence or, if apart, in its documents."""
+    documents = problem.mask.documents if apart else ()
+    lengths = torch.tensor(documents or ((problem.seqlen_q, problem.seqlen_k),))
+    starts = lengths.cumsum(0) - lengths
+    of_row = torch.cat([starts, lengths], dim=1).repeat_interleave(lengths[:, 0], dim=0)
+    first_row, first_key, queries, length = of_row[:, None].unbind(-1)
+    rows, keys = torch.arange(shape[0])[:, None], torch.arange(shape[1])[None, :]
+    return _Places(rows - first_row, keys - first_key, queries, length)
 
 
 def visited(
     problem: Problem, visible: torch.Tensor, loop: str, block_m: int, block_n: int
 ) -> torch.Tensor:
     """Who sees whom, (seqlen_q, keys), when the loop goes wrong in the way that `loop` names."""
-    mask = problem.mask
-    shift = mask.shift(problem.seqlen_q, problem.seqlen_k)
+    at = _places(problem, visible.shape, apart="unmasked" not in loop)
+    if loop == "rows unmasked":
+        return _rows(problem, loop, at, block_m, block_n)
+    if loop.startswith("rows"):
+        return visible & _rows(problem, loop, at, block_m, block_n)
+    mask, (rows, keys, queries, length) = problem.mask, at
+    shift = length - queries if mask.alignment == "bottom-right" else torch.zeros_like(length)
     right = 0 if mask.causal else mask.window_right
-    rows = torch.arange(visible.shape[0])[:, None]
-    keys = torch.arange(visible.shape[1])[None, :]
     first = rows // block_m * block_m
-    last = (first + block_m).clamp(max=problem.seqlen_q) - 1
+    last = torch.minimum(first + block_m, queries) - 1
     begin = torch.zeros_like(first)
     if mask.window_left is not None:
         begin = (first + shift - mask.window_left).clamp(min=0)
-    end = torch.full_like(first, problem.seqlen_k)
+    end = length
     if right is not None:
-        end = (last + shift + right + 1).clamp(max=problem.seqlen_k)
-    tiles = (keys >= begin // block_n * block_n) & (keys < problem.seqlen_k)
+        end = torch.minimum(last + shift + right + 1, length)
+    tiles = (keys >= begin // block_n * block_n) & (keys < length)
     if loop == "left unmasked":
-        return tiles & (keys - rows - shift <= (problem.seqlen_k if right is None else right))
+        edge = length if right is None else torch.full_like(length, right)
+        return tiles & (keys - rows - shift <= edge)
     if loop == "unmasked":
         return tiles & (keys < -(-end // block_n) * block_n)
     starts = {
         "begin late": -(-begin // block_n) * block_n,
         "begin at the query": first // block_n * block_n,
+        "begin unshifted": (first - (mask.window_left or 0)).clamp(min=0) // block_n * block_n,
     }
-    diagonal = last + problem.seqlen_k - problem.seqlen_q + 1
+    diagonal = last + length - queries + 1
     ends = {  # a loop that ends inside a block visits all of the block
         "end short": -(-(end - 1) // block_n) * block_n,
-        "end causal": -(-diagonal // block_n) * block_n,
+        "end causal": -(-(diagonal + (right or 0)) // block_n) * block_n,
+        "end unshifted": -(-(first + block_m + (right or 0)) // block_n) * block_n,
         "end floor": end // block_n * block_n,
     }
-    if loop == "rows unmasked":
-        return _rows(problem, loop, (rows, keys), block_m, block_n)
     if loop in starts:
         return visible & (keys >= starts[loop])
-    if loop in ends:
-        return visible & (keys < ends[loop])
-    return visible & _rows(problem, loop, (rows, keys), block_m, block_n)
+    return visible & (keys < ends[loop])
 
 
-def _rows(
-    problem: Problem, loop: str, at: tuple[torch.Tensor, torch.Tensor], block_m: int, block_n: int
-) -> torch.Tensor:
-    rows, keys = at
-    mask = problem.mask
-    shift = mask.shift(problem.seqlen_q, problem.seqlen_k)
+def _rows(problem: Problem, loop: str, at: _Places, block_m: int, block_n: int) -> torch.Tensor:
+    mask, (rows, keys, queries, length) = problem.mask, at
+    shift = length - queries if mask.alignment == "bottom-right" else torch.zeros_like(length)
+    if "unshifted" in loop:
+        shift = torch.zeros_like(length)
+    right = 0 if mask.causal else mask.window_right
     first = keys // block_n * block_n
+    begin = torch.zeros_like(first) if right is None else (first - shift - right).clamp(min=0)
     if loop == "rows late":
-        right = 0 if mask.causal else mask.window_right or 0
-        begin = (first - shift - right).clamp(min=0)
         return rows >= -(-begin // block_m) * block_m
-    end = torch.full_like(first, problem.seqlen_q)  # "rows floor"
+    if loop == "rows begin unshifted":
+        return rows >= begin // block_m * block_m
+    end = queries  # "rows floor"
     if mask.window_left is not None:
-        last = (first + block_n).clamp(max=problem.seqlen_k) - 1
-        end = (last - shift + mask.window_left + 1).clamp(max=problem.seqlen_q)
+        last = torch.minimum(first + block_n, length) - 1
+        end = torch.minimum(last - shift + mask.window_left + 1, queries)
     if loop == "rows unmasked":
-        edge = 0 if mask.causal else mask.window_right
-        if edge is not None:
-            begin = (first - shift - edge).clamp(min=0) // block_m * block_m
-        else:
-            begin = torch.zeros_like(first)
-        return (rows >= begin) & (rows < -(-end // block_m) * block_m)
+        return (rows >= begin // block_m * block_m) & (rows < -(-end // block_m) * block_m)
+    if loop == "rows end unshifted":
+        return rows < -(-end // block_m) * block_m
     if loop == "rows short":  # the last block is whole: what it visits is masked row by row
         return rows < -(-(end - 1) // block_m) * block_m
     return rows < end // block_m * block_m

@@ -40,18 +40,18 @@ def test_every_configuration_is_pinned_alone():
 
 def test_the_sizes_of_a_launch_are_told_whatever_they_are_called():
     @triton.jit
-    def filled(o, D: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr):
-        at = tl.arange(0, ROWS)[:, None] * D + tl.arange(0, D)[None, :]
-        tl.store(o + at, tl.zeros([ROWS, D], tl.float32).to(o.dtype.element_ty))
+    def filled(o, columns: tl.constexpr, rows: tl.constexpr, causal: tl.constexpr):
+        at = tl.arange(0, rows)[:, None] * columns + tl.arange(0, columns)[None, :]
+        tl.store(o + at, tl.zeros([rows, columns], tl.float32).to(o.dtype.element_ty))
 
     def forward(problem, q, k, v):
         o = torch.empty(problem.shape_o, dtype=q.dtype)
-        filled[(1,)](o, D=problem.head_dim, ROWS=problem.seqlen_q, CAUSAL=True)
+        filled[(1,)](o, columns=problem.head_dim, rows=problem.seqlen_q, causal=True)
         return Outputs(o)
 
     case = Case.parse("pass=fwd s=32x8 d=16 dtype=float16 seed=0")
     text = run(Kernel(name="filled", forward=forward), case).config
-    assert text == "filled(D=16, ROWS=32)"
+    assert text == "filled(columns=16, rows=32)"
     assert sizes(text, keys=1) == [16, 32]
 
 

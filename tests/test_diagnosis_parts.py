@@ -21,7 +21,7 @@ from fa_verify.diagnosis.incidents import explain as of_incident
 from fa_verify.diagnosis.incidents import likeliest
 from fa_verify.diagnosis.knobs import RIGHT, Knobs
 from fa_verify.diagnosis.loops import forward_loops, row_loops, visited
-from fa_verify.diagnosis.neighbours import moderate, simpler
+from fa_verify.diagnosis.neighbours import longer_shorter, moderate, simpler
 from fa_verify.diagnosis.patterns import unwritten
 from fa_verify.diagnosis.predictions import Forward
 from fa_verify.diagnosis.repair import mend
@@ -98,6 +98,29 @@ def test_neighbours_are_affordable_and_lack_one_feature_each():
     assert len(set(found)) == len(found)
     assert all(x != p for x in found)
     assert sum(x.softcap == 0 for x in found) == 1
+
+
+def test_a_key_more_tells_a_boundary_from_all_that_lies_beyond_it():
+    case = Case.parse("pass=fwd s=1x17 d=16 dtype=float16 mask=docs1x17 seed=1")
+    lengths = [(x.problem.seqlen_q, x.problem.seqlen_k) for x in longer_shorter(case)]
+    assert lengths == [(1, 18), (1, 16), (2, 17)]
+    one = dataclasses.replace(case, problem=case.problem.resized(1, 1))
+    assert len(list(longer_shorter(one))) == 2
+    seen = [witness("pass=fwd s=1x1 d=16 dtype=float16 seed=1", plain=OneKey())]
+    assert "the last key is skipped" in explain.explain(FORWARD, seen, NEVER).text
+    seen += [witness(str(more), plain=OneKey()) for more in longer_shorter(seen[0].trial.case)]
+    found = explain.explain(FORWARD, seen, NEVER)
+    assert found is None or "the last key is skipped" not in found.text
+
+
+class OneKey(Plain):
+    """A lone key is left out, and no other."""
+
+    def forward(self, problem, q, k, v):
+        found = super().forward(problem, q, k, v)
+        if problem.seqlen_k > 1:
+            return found
+        return Outputs(torch.zeros_like(found.o), torch.full_like(found.lse, -torch.inf))
 
 
 def test_splits_merged_rightly_are_attention_and_wrongly_are_not():

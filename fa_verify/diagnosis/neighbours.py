@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fa_verify.masks import Mask
     from fa_verify.problem import Problem
 
-__all__ = ["moderate", "simpler"]
+__all__ = ["longer_shorter", "moderate", "simpler"]
 
 # Two to four of the usual blocks with a tail that no block size divides, so that tails, blocks and
 # diagonals are told apart; nine heads of it are 2^17 logits.
@@ -71,6 +71,16 @@ def simpler(case: Case) -> Iterator[Case]:
     for change in changes:
         problem = dataclasses.replace(p, **change)
         if problem != p:
+            yield dataclasses.replace(case, problem=problem)
+
+
+def longer_shorter(case: Case) -> Iterator[Case]:
+    """The case with a key more, a key less and a row more."""
+    p = case.problem
+    for rows, keys in ((0, 1), (0, -1), (1, 0)):
+        if p.seqlen_k + keys > 0:
+            changes = _lengths(p, p.seqlen_q + rows, p.seqlen_k + keys)
+            problem = dataclasses.replace(p, **changes)  # type: ignore[arg-type]
             yield dataclasses.replace(case, problem=problem)
 
 

@@ -27,12 +27,14 @@ MERGES = {
     "last left out": "the last split of the keys is left out of the merge",
     "first left out": "the first split of the keys is left out of the merge",
     "base": "the merge of the splits takes natural lse for base 2: log2(e) is missing",
+    "other base": "the merge of the splits takes lse in base 2 for natural: log2(e) is one too many",
     "maximum": "splits are merged by their row maxima: log(l) is missing from their lse",
     "largest": "the merged lse is the largest of the splits' own: the log of their sum is missing",
     "equal": "splits are merged with equal weights: their lse is not used",
     "bfloat16": "the splits' partial o is kept in bfloat16",
     "float16": "the splits' partial o is kept in float16",
 }
+_BASES = {"base": _LN2, "other base": 1 / _LN2}
 
 
 def splits(evidence: Evidence) -> Iterator[tuple[int, int, bool]]:
@@ -92,7 +94,7 @@ class Merging:
             o = o.to(getattr(torch, how)).to(torch.float64)
         m = lse.max(dim=0).values
         origin = torch.where(torch.isinf(m), torch.zeros_like(m), m)
-        weight = torch.exp((lse - origin) * (_LN2 if how == "base" else 1.0))
+        weight = torch.exp((lse - origin) * _BASES.get(how, 1.0))
         weight = (~torch.isinf(lse)).double() if how == "equal" else weight
         l = weight.sum(dim=0)  # noqa: E741 - its name in every paper
         empty = l == 0

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fa_verify.checks.observed import comparisons
-from fa_verify.diagnosis.neighbours import moderate, simpler
+from fa_verify.diagnosis.neighbours import longer_shorter, moderate, simpler
 from fa_verify.trial import Trial
 
 if TYPE_CHECKING:
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["call"]
 
-_MOST = 11
+_MOST = 14
 _WORK = 1.2e8  # products: what half a second executes
 
 
 def call(trial: Trial, others: Sequence[Case], seconds: float) -> list[Trial]:
     """Run other cases that are known to fail, then neighbours of the first, until time ends.
+
+    The first is the smallest that fails: of a row or a key more or less it may well pass.
 
     Args:
         trial: A trial that failed.
@@ -49,7 +51,7 @@ def call(trial: Trial, others: Sequence[Case], seconds: float) -> list[Trial]:
         found.append(other)
         return other
 
-    for case in others:
+    for case in (*others, *longer_shorter(trial.case)):
         run(case)
     model = others[0] if others else trial.case
     for base in (moderate(model, plain=True), moderate(model, plain=False), model):

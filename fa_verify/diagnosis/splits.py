@@ -27,7 +27,7 @@ MERGES = {
     "last left out": "the last split of the keys is left out of the merge",
     "first left out": "the first split of the keys is left out of the merge",
     "base": "the merge of the splits takes natural lse for base 2: log2(e) is missing",
-    "other base": "the merge of the splits takes lse in base 2 for natural: log2(e) is one too many",
+    "other base": "the merge of the splits takes lse of base 2 for natural: one log2(e) too many",
     "maximum": "splits are merged by their row maxima: log(l) is missing from their lse",
     "largest": "the merged lse is the largest of the splits' own: the log of their sum is missing",
     "equal": "splits are merged with equal weights: their lse is not used",

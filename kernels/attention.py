@@ -4,7 +4,7 @@ import torch
 
 from . import given
 from .block_mask import create_block_mask
-from .inputs import Inputs, Options
+from .inputs import PRECISIONS, Inputs, Options
 from .operators import differentiable_attention
 
 __all__ = ["FlashAttention", "attention", "attention_varlen", "autocast", "create_block_mask"]
@@ -169,9 +169,13 @@ def _attend(
     _, _, _, _, alibi_slopes, sinks = tensors
     terms = "alibi_slopes", "sinks"
     given.tensors(alibi_slopes=alibi_slopes, sinks=sinks, optional=terms)
+    if alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled():
+        msg = "alibi_slopes.requires_grad=True: slopes get no gradient; use alibi_slopes.detach()"
+        raise ValueError(msg)
     causal = given.switch("causal", causal)
     left, right = given.window(window_size)
     dropout_p = given.number("dropout_p", dropout_p)
+    dot_precision = given.choice("dot_precision", dot_precision, PRECISIONS)
     options = Options(
         softmax_scale=given.number("softmax_scale", softmax_scale, optional=True),
         causal=causal,
@@ -200,7 +204,11 @@ def _seed(dropout_p, dropout_seed):
         return torch.randint(2**63 - 1, (), device="cpu")
     if isinstance(dropout_seed, torch.Tensor):
         return dropout_seed.to(device="cpu", dtype=torch.int64)
-    return torch.tensor(given.integer("dropout_seed", dropout_seed))
+    seed = given.integer("dropout_seed", dropout_seed)
+    if not -(1 << 63) <= seed < 1 << 63:
+        msg = f"dropout_seed={seed}: must fit 64 bits, with a sign"
+        raise ValueError(msg)
+    return torch.tensor(seed, device="cpu")
 
 
 def autocast(*tensors):  # noqa: ANN002

@@ -8,7 +8,7 @@ import reprlib
 import numpy as np
 import torch
 
-__all__ = ["integer", "number", "switch", "tensors", "window"]
+__all__ = ["choice", "integer", "number", "switch", "tensors", "window"]
 
 
 def tensors(optional=(), **given):  # noqa: ANN003
@@ -53,6 +53,13 @@ def switch(name, value):
     if not isinstance(value, (bool, int, np.bool_)):
         _refuse(name, value, "True or False")
     return bool(value)
+
+
+def choice(name, value, choices):
+    """One of a few."""
+    if value not in choices:
+        _refuse(name, value, f"one of {', '.join(choices)}")
+    return value
 
 
 def window(window_size):

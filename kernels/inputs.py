@@ -9,9 +9,10 @@ from fa_verify import Mask, Problem
 
 from .block_mask import BlockMask
 
-__all__ = ["DTYPES", "Inputs", "Options", "problem_of"]
+__all__ = ["DTYPES", "PRECISIONS", "Inputs", "Options", "problem_of"]
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+PRECISIONS = "ieee", "tf32", "tf32x3"
 _AXES = "bhqk"
 
 
@@ -159,7 +160,11 @@ def _check_terms(inputs):
         or not bias.is_floating_point()
         or any(size not in (1, whole) for size, whole in zip(bias.shape, full, strict=True))
     ):
-        msg = f"bias: {bias.dtype} {tuple(bias.shape)}: must be floating, and broadcast to {full}"
+        hint = "; a mask goes in as 0 and -inf" if bias.dtype == torch.bool else ""
+        msg = (
+            f"bias: {bias.dtype} {tuple(bias.shape)}: must be floating, and broadcast to "
+            f"{full}{hint}"
+        )
         raise ValueError(msg)
     for name, tensor, shapes in (
         ("alibi_slopes", slopes, ((q.shape[1],), (rows, q.shape[1]))),
@@ -176,10 +181,15 @@ def _check_terms(inputs):
         raise ValueError(msg)
     if starts_q is not None:
         for name, starts in (("cu_seqlens_q", starts_q), ("cu_seqlens_k", starts_k)):
-            if starts.dtype != torch.int32 or starts.dim() != 1 or starts.shape != starts_q.shape:
+            if (
+                starts.dtype != torch.int32
+                or starts.dim() != 1
+                or starts.shape != starts_q.shape
+                or len(starts) == 0
+            ):
                 msg = (
-                    f"{name}: {starts.dtype} {tuple(starts.shape)}: both must be int32, of one "
-                    "axis and as long"
+                    f"{name}: {starts.dtype} {tuple(starts.shape)}: both must be int32 and as "
+                    "long, (sequences + 1,): [0] of no sequence"
                 )
                 raise ValueError(msg)
 

@@ -5,6 +5,7 @@ import re
 
 import torch
 import triton
+from torch.autograd import forward_ad
 
 from fa_verify import Outputs
 
@@ -140,9 +141,16 @@ def _backward_fake(_o, _lse, _do, _dlse, needs_dbias, *arguments):  # noqa: ANN0
     return tuple(inputs.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
 
 
-@_attention_backward_op.register_autograd
-def _refuse(_ctx, *_grads):  # noqa: ANN002
+def _refuse(*_grads):  # noqa: ANN002
     msg = "attention: its gradients have no gradients; use PyTorch's math backend for second ones"
+    raise NotImplementedError(msg)
+
+
+_attention_backward_op.register_autograd(_refuse)
+
+
+def _refuse_tangents(*_arguments):  # noqa: ANN002
+    msg = "attention: has no forward-mode gradients; use PyTorch's math backend for them"
     raise NotImplementedError(msg)
 
 
@@ -158,17 +166,13 @@ def _set_up(ctx, inputs, output):
     _save(ctx, inputs[:_INPUTS], inputs[_INPUTS:], output)
 
 
-def _gradients(ctx, do, dlse, needs_dbias, needs_dsinks, *, bypass):
+def _gradients(ctx, do, dlse, needs_dbias, needs_dsinks, backward):
     """Gradients of q, k, v, bias and sinks; and the block mask's tensors, which have none.
 
-    `bypass`: the operator, where nobody looks. The saved tensors are asked for once only, since
-    `torch.utils.checkpoint` computes them then.
+    The saved tensors are asked for once only, since `torch.utils.checkpoint` computes them then.
     """
     o, lse, *saved = ctx.saved_tensors
     do = torch.zeros_like(o) if do is None else do
-    # With create_graph it is the operator that says that a gradient has no gradient.
-    plain = bypass and not torch.is_grad_enabled() and _eager(o, do)
-    backward = _backward if plain else _attention_backward_op
     block_mask = saved[_INPUTS - 1 :] or None
     dq, dk, dv, dbias, dsinks = backward(
         o, lse, do, dlse, needs_dbias, *saved[: _INPUTS - 1], block_mask, *ctx.options
@@ -177,9 +181,10 @@ def _gradients(ctx, do, dlse, needs_dbias, needs_dsinks, *, bypass):
     return (dq, dk, dv, dbias, dsinks), block_mask
 
 
-def _differentiate(ctx, do, dlse):
+def _differentiate(ctx, do, dlse, backward=_attention_backward_op):
+    """Gradients of all arguments of the operator."""
     needs = (ctx.needs_input_grad[at] for at in (_BIAS, _SINKS))
-    (*grads, dsinks), block_mask = _gradients(ctx, do, dlse, *needs, bypass=False)
+    (*grads, dsinks), block_mask = _gradients(ctx, do, dlse, *needs, backward)
     of_blocks = block_mask and [None] * len(block_mask)
     return *grads, None, dsinks, None, None, None, of_blocks, *(None,) * len(ctx.options)
 
@@ -202,20 +207,62 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, do, dlse):  # noqa: ANN205
-        grads, _ = _gradients(ctx, do, dlse, *ctx.needs_input_grad[3:5], bypass=True)
+        # With create_graph it is the operator that says that a gradient has no gradient.
+        plain = not torch.is_grad_enabled() and _eager(do, dlse)
+        backward = _backward if plain else _attention_backward_op
+        grads, _ = _gradients(ctx, do, dlse, *ctx.needs_input_grad[3:5], backward)
         return *grads, None, None
+
+    jvp = staticmethod(_refuse_tangents)
+
+
+class _Transformed(torch.autograd.Function):
+    """The operator under `torch.func`'s transforms, which those of torch.library do not take."""
+
+    generate_vmap_rule = True
+    setup_context = staticmethod(_set_up)
+    jvp = staticmethod(_refuse_tangents)
+
+    @staticmethod
+    def forward(*arguments):  # noqa: ANN002, ANN205
+        return attention_forward_op(*arguments)
+
+    @staticmethod
+    def backward(ctx, do, dlse):  # noqa: ANN205
+        return _differentiate(ctx, do, dlse, _TransformedBackward.apply)
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """Likewise, the operator of gradients."""
+
+    generate_vmap_rule = True
+    setup_context = staticmethod(lambda _ctx, _inputs, _output: None)
+    backward = staticmethod(_refuse)
+    jvp = staticmethod(_refuse_tangents)
+
+    @staticmethod
+    def forward(*arguments):  # noqa: ANN002, ANN205
+        return _attention_backward_op(*arguments)
 
 
 def _eager(*tensors):  # noqa: ANN002
     """Whether nothing looks at operators: no mode of dispatch, no tensor of another kind."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():  # noqa: SLF001
+    if torch._C._len_torch_dispatch_stack():  # noqa: SLF001
         return False
-    return all(x is None or (type(x) in _PLAIN and not x.is_meta) for x in tensors)
+    many = torch._C._functorch.is_legacy_batchedtensor  # noqa: SLF001 (of is_grads_batched)
+    return all(x is None or (type(x) in _PLAIN and not x.is_meta and not many(x)) for x in tensors)
 
 
 def differentiable_attention(inputs, options):
     """Return o and lse."""
-    q, k, v, bias, _, sinks, *_ = inputs
-    if torch.compiler.is_compiling() or not _eager(q, k, v, bias, sinks):
+    if torch.compiler.is_compiling():
         return attention_forward_op(*inputs, *options)
-    return _Attention.apply(q, k, v, bias, sinks, inputs, options)
+    if torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        return _Transformed.apply(*inputs, *options)
+    q, k, v, bias, _, sinks, *_ = inputs
+    differentiable = q, k, v, bias, sinks
+    if _eager(*differentiable):
+        return _Attention.apply(*differentiable, inputs, options)
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in differentiable):
+        _refuse_tangents()  # the operator would lose them
+    return attention_forward_op(*inputs, *options)

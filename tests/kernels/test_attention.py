@@ -371,6 +371,9 @@ def test_shapes_that_do_not_fit_are_refused(kernels, shapes, message):
     [
         ({"softcap": -1.0}, "softcap=-1.0: must be finite and at least 0"),
         ({"alignment": "left"}, "alignment='left': must be"),
+        ({"alibi_slopes": torch.ones(1, requires_grad=True)}, "slopes get no gradient"),
+        ({"dropout_p": 0.5, "dropout_seed": 1 << 63}, "dropout_seed=9223372036854775808: must fit"),
+        ({"bias": torch.ones(8, 8).bool()}, "a mask goes in as 0 and -inf"),
         ({"dot_precision": "tf16"}, "dot_precision='tf16': must be one of"),
         ({"softmax_scale": float("inf")}, "softmax_scale=inf: must be finite"),
         ({"dropout_p": 1.0}, "dropout_p=1.0: must be"),
@@ -389,6 +392,12 @@ def test_options_that_break_their_rule_are_refused(kernels, options, message):
     inputs = leaves((1, 1, 8, 16), (1, 1, 8, 16), (1, 1, 8, 16))
     with ttir.execute(), pytest.raises(ValueError, match=message):
         kernels("attention").attention(*inputs, **options)
+
+
+def test_a_precision_that_is_none_is_refused_whatever_the_dtype(kernels):
+    inputs = leaves((1, 1, 8, 16), (1, 1, 8, 16), (1, 1, 8, 16), dtype=torch.float16)
+    with ttir.execute(), pytest.raises(ValueError, match="dot_precision='tf16': must be one of"):
+        kernels("attention").attention(*inputs, dot_precision="tf16")
 
 
 def test_other_dtypes_are_refused(kernels):

@@ -3,6 +3,7 @@
 # ruff: noqa: N803
 
 import ctypes
+import itertools
 import re
 import struct
 import threading
@@ -96,10 +97,11 @@ def ready(kernels, assembled, monkeypatch):
     def made(sizes=None, words=None, **changed):
         library = Driver(parameter_sizes(assembled.asm["ptx"]) if sizes is None else sizes)
         active = SimpleNamespace(
-            get_current_stream=lambda device: STREAM + device,
+            get_current_stream=lambda device: next(streams) + device,
             get_current_device=lambda: DEVICE,
             utils=SimpleNamespace(fill_tma_descriptor=None),
         )
+        streams = itertools.count(STREAM)  # each launch meets another
         monkeypatch.setattr(
             launches, "sys",
             SimpleNamespace(modules={"types": SimpleNamespace(TMA_DTYPE_DEVICE_TO_HOST={})}),
@@ -142,14 +144,14 @@ def test_the_kernel_gets_what_its_assembly_declares(ready):
     library, prepare = ready()
     first = tensors()
     launch = prepare(first)
-    for given in (first, tensors(), tensors()):
+    for call, given in enumerate((first, tensors(), tensors())):
         launch(given)
         numbers, parameters = library.launched[-1]
         assert parameters == expected(*given)
         assert numbers[:4] == [FUNCTION, *GRID]
         assert numbers[4:7] == [128, 1, 1]
         assert numbers[7] > 0  # shared memory
-        assert numbers[8] == STREAM + DEVICE
+        assert numbers[8] == STREAM + call + DEVICE
     assert len(library.launched) == 3
 
 

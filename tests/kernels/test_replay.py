@@ -242,6 +242,61 @@ def test_attention_gives_the_same_bits(kernels, replay, monkeypatch, shape, dete
 
 
 @pytest.fixture
+def noted_attention(kernels, replay, monkeypatch):
+    """``attention``, whose passes are noted and replayed, by the way that a card takes."""
+    operators = kernels("operators")
+    monkeypatch.setattr(operators, "_eager", lambda *_: True)
+    for name in ("_forward_pass", "_backward_pass"):
+        passes = replay.Replayed(getattr(operators, name)._function)
+        monkeypatch.setattr(operators, name, passes)
+    return kernels("attention").attention
+
+
+def test_what_has_gradients_may_change(noted_attention):
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, 2, 24, 64, generator=generator).half() for _ in range(3)]
+
+    def call(*needed):
+        inputs = [x.clone().requires_grad_(i in needed) for i, x in enumerate(given)]
+        o = noted_attention(*inputs, causal=True)
+        if not needed:
+            assert not o.requires_grad
+            return o, {}
+        assert o.requires_grad
+        found = torch.autograd.grad(o, [inputs[i] for i in needed], torch.ones_like(o))
+        return o, dict(zip(needed, found, strict=True))
+
+    with ttir.execute() as run:
+        o, due = call(0, 1, 2)
+        for needed in ((0, 1, 2), (0, 1, 2), (1,), (0, 2), ()):
+            again, found = call(*needed)
+            assert torch.equal(o, again)
+            assert all(torch.equal(found[i], due[i]) for i in needed)
+        with torch.no_grad():
+            again = noted_attention(*[x.clone().requires_grad_() for x in given], causal=True)
+        assert torch.equal(o, again)
+        assert not again.requires_grad
+        with torch.inference_mode():
+            assert torch.equal(o, noted_attention(*given, causal=True))
+    assert run.incidents == []
+
+
+def test_a_gradient_of_other_strides_is_another_form(noted_attention):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (torch.randn(1, 2, 24, 64, generator=generator).half() for _ in range(4))
+    do_across = do.transpose(1, 2).contiguous().transpose(1, 2)
+    found = []
+    with ttir.execute() as run:
+        for grad in (do, do, do, do_across, do_across, do_across, do[:, :1].expand_as(do)):
+            inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+            found.append(torch.autograd.grad(noted_attention(*inputs), inputs, grad))
+    assert run.incidents == []
+    for one in found[1:-1]:
+        assert all(map(torch.equal, found[0], one))
+    assert not torch.equal(found[0][0], found[-1][0])
+
+
+@pytest.fixture
 def on_a_card(kernels, replay):
     """``on_a_card(shape, seed)``: leaves and a gradient of o on a card."""
     if not torch.cuda.is_available():
@@ -283,6 +338,29 @@ def test_on_a_card_replays_give_the_same_bits(kernels, replay, on_a_card, monkey
     monkeypatch.setattr(replay, "pinned", lambda: True)
     for ours, theirs in zip(third, call(2), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_on_a_card_launches_follow_the_stream(kernels, on_a_card):
+    attention = kernels("attention").attention
+    given = [on_a_card((1, 4, 512, 64), seed) for seed in range(3)]
+
+    def call(leaves, do):
+        o = attention(*leaves, causal=True)
+        return [o, *torch.autograd.grad(o, leaves, do)]
+
+    due = [call(*given[seed]) for seed in (0, 1, 2)]  # the third is replayed
+    leaves, do = given[0]
+    for (others, other_do), expected in zip(given[1:], due[1:], strict=True):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)  # on another stream they would find what was there before
+            with torch.no_grad():
+                for mine, other in zip((*leaves, do), (*others, other_do), strict=True):
+                    mine.copy_(other)
+            found = call(leaves, do)
+        stream.synchronize()
+        assert all(map(torch.equal, expected, found))
 
 
 @pytest.mark.parametrize("warm", [1, 2, 3])

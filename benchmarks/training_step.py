@@ -1,19 +1,20 @@
 """A transformer's training step with standard attention and with ours: memory, and tokens a second.
 
-    PYTHONPATH=. python benchmarks/training_step.py [--lengths 1024,2048] [--tokens 0] [--steps 3]
+    PYTHONPATH=. python benchmarks/training_step.py [--lengths 1024,2048] [--tokens 0] [--steps 15]
 
 12 layers, 768 wide, 12 heads, causal, 256 token kinds (so that no logits hide attention's memory);
 float32 weights under bfloat16 autocast, AdamW. Standard attention is softmax(QK^T)V with the matrix
 kept for the backward pass, as autocast runs it (softmax in float32); FlashAttention-2 is PyTorch's.
-A step has one sequence, or as many as give `--tokens` tokens. Each cell is the median of the steps
-after two that compile and tune; the implementations take turns in one process. Peak: allocated
-memory, weights and optimizer included.
+A step has one sequence, or as many as give `--tokens` tokens. Medians of steps, which the
+implementations take in turns, after two each that compile and tune. Peak: allocated memory, weights
+and optimizer included, of an implementation alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import statistics
 import time
 
@@ -84,34 +85,64 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
-def measure(model, optimizer, attend, shape, steps, device):
-    """Peak gigabytes, seconds a step, and the last loss; None where memory ran out."""
-    tokens = torch.randint(KINDS, shape, device=device)
-    times = []
+class Trained:
+    """A model with one attention, and its steps on the same tokens."""
+
+    def __init__(self, attend, shape, longest, device) -> None:
+        torch.manual_seed(0)
+        with torch.device(device):
+            self._model, self._tokens = Transformer(longest), torch.randint(KINDS, shape)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        self._attend = attend
+
+    def step(self):
+        """Seconds of a step."""
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        with torch.autocast(self._tokens.device.type, torch.bfloat16):
+            logits = self._model(self._tokens, self._attend)
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), self._tokens.flatten())
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+
+def gigabytes(make):
+    """The peak of a model's third step; None where memory ran out."""
     try:
-        for step in range(2 + steps):
+        model = make()
+        for step in range(3):
             if step == 2:
                 torch.cuda.reset_peak_memory_stats()
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            with torch.autocast(device, torch.bfloat16):
-                logits = model(tokens, attend)
-            loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - begin)
+            model.step()
+        return torch.cuda.max_memory_allocated() / 1e9
     except torch.cuda.OutOfMemoryError:
         return None
-    return torch.cuda.max_memory_allocated() / 1e9, statistics.median(times[2:]), loss.item()
+    finally:
+        model = None  # also where it failed
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def seconds(makers, steps):
+    """Each one's median seconds a step; the models take turns, a step each."""
+    models = {name: make() for name, make in makers.items()}
+    times = {name: [] for name in models}
+    for step in range(2 + steps):
+        for name, model in models.items():
+            took = model.step()
+            if step > 1:
+                times[name].append(took)
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lengths", default="1024,2048,4096,8192,16384,32768")
     parser.add_argument("--tokens", type=int, default=0, help="of a step; 0: one sequence")
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default=",".join(IMPLEMENTATIONS))
     options = parser.parse_args()
@@ -122,20 +153,25 @@ def main() -> None:
     print("|---|---|" + "---|" * (2 * len(chosen)))
     for seqlen in lengths:
         shape = max(1, options.tokens // seqlen), seqlen
-        cells = []
-        for attend in map(IMPLEMENTATIONS.get, chosen):
-            torch.manual_seed(0)
-            model = Transformer(max(lengths)).to(options.device)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-            found = measure(model, optimizer, attend, shape, options.steps, options.device)
-            if found is None:
-                cells += ["out of memory", ""]
-                optimizer.zero_grad(set_to_none=True)
-            else:
-                cells += [f"{found[0]:.2f}", f"{shape[0] * seqlen / found[1]:,.0f}"]
-            del model, optimizer
-            torch.cuda.empty_cache()
+        makers = {
+            name: functools.partial(
+                Trained, IMPLEMENTATIONS[name], shape, max(lengths), options.device
+            )
+            for name in chosen
+        }
+        peaks = {name: gigabytes(make) for name, make in makers.items()}
+        found = seconds(
+            {name: make for name, make in makers.items() if peaks[name] is not None}, options.steps
+        )
+        cells = [
+            f"{peaks[name]:.2f} | {shape[0] * seqlen / found[name]:,.0f}"
+            if name in found
+            else "out of memory | "
+            for name in chosen
+        ]
         print(f"| {seqlen} | {shape[0]} | {' | '.join(cells)} |", flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

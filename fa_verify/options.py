@@ -62,9 +62,9 @@ SEED = click.option(
 )
 DTYPE = click.option(
     "--dtype",
-    type=click.Choice(["float16", "bfloat16", "float32"]),
+    type=click.Choice(["float16", "bfloat16", "float32", "float8_e4m3fn"]),
     default=None,
-    help="Only this dtype.",
+    help="Only this dtype. float8_e4m3fn: only cases whose q, k and v are in it.",
 )
 
 

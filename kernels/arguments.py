@@ -2,7 +2,6 @@
 
 import functools
 
-import torch
 import triton
 
 from fa_verify import cu_seqlens
@@ -48,7 +47,7 @@ def empty_as(x, shape):
     if x.stride(1) >= x.stride(2):
         return x.new_empty(shape)
     strides = heads * rows * columns, columns, heads * columns, 1
-    return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
+    return x.new_empty_strided(shape, strides)
 
 
 def vector(*tensors):  # noqa: ANN002

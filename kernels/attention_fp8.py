@@ -12,6 +12,7 @@ from .operators import NAMESPACE, on_device
 __all__ = ["attention_fp8", "flash_fp8"]
 
 _DTYPE = torch.float8_e4m3fn
+_OTHER_FP8 = torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz
 _RESULTS = torch.bfloat16, torch.float16
 
 flash_fp8 = Kernel(
@@ -94,9 +95,12 @@ def _problem(q, k, v, descales, options):
     softmax_scale, causal, left, right, softcap, alignment, out_dtype = options
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4 or x.dtype != _DTYPE or x.device != q.device:
+            hint = ""
+            if x.dtype in _OTHER_FP8:
+                hint = f"; other formats of 8 bits are not taken: quantise again to {_DTYPE}"
             msg = (
                 f"{name}: {x.dtype} {tuple(x.shape)} on {x.device}: must be {_DTYPE} (batch, "
-                f"heads, seqlen, head_dim) on {q.device}"
+                f"heads, seqlen, head_dim) on {q.device}{hint}"
             )
             raise ValueError(msg)
     if k.shape[:3] != v.shape[:3] or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):

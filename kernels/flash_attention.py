@@ -58,7 +58,7 @@ def attention_forward(
         sink.
     """
     o = empty_as(q, problem.shape_o)
-    lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
+    lse = q.new_empty(problem.shape_lse, dtype=torch.float32)
     if o.numel():
         arguments = arguments_of(
             problem, q, k, v, o,
@@ -95,7 +95,7 @@ def attention_backward(
         terms: bias, alibi_slopes, dropout_seed, starts and block_mask, as given to the forward
             pass.
     """
-    dq = torch.empty(problem.shape_q, dtype=q.dtype, device=q.device)
+    dq = q.new_empty(problem.shape_q)
     arguments, delta, dk, dv = _backward_start(problem, q, k, v, outputs, do, dq, dlse, terms)
     strides = (*q.stride(), *k.stride(), *v.stride(), *do.stride())
     if hopper_backward.fits(problem, q, k, v, do, arguments):
@@ -148,9 +148,9 @@ def attention_backward_atomic(
 
 def _backward_start(problem, q, k, v, outputs, do, dq, dlse, terms):
     """What both backward passes need: shared arguments, delta, and empty dk and dv."""
-    delta = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
-    dk = torch.empty(problem.shape_k, dtype=k.dtype, device=k.device)
-    dv = torch.empty(problem.shape_v, dtype=v.dtype, device=v.device)
+    delta = q.new_empty(problem.shape_lse, dtype=torch.float32)
+    dk = k.new_empty(problem.shape_k)
+    dv = v.new_empty(problem.shape_v)
     arguments = arguments_of(problem, q, k, v, do, dq, dk, dv, **terms)
     if delta.numel():
         delta_kernel[_rows_in_blocks(problem)](

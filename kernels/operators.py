@@ -208,7 +208,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do, dlse):  # noqa: ANN205
         # With create_graph it is the operator that says that a gradient has no gradient.
-        plain = not torch.is_grad_enabled() and _eager(do, dlse)
+        given = [grad for grad in (do, dlse) if grad is not None]
+        plain = not torch.is_grad_enabled() and _eager(*given) and not _many(*given)
         backward = _backward if plain else _attention_backward_op
         grads, _ = _gradients(ctx, do, dlse, *ctx.needs_input_grad[3:5], backward)
         return *grads, None, None
@@ -247,10 +248,14 @@ class _TransformedBackward(torch.autograd.Function):
 
 def _eager(*tensors):  # noqa: ANN002
     """Whether nothing looks at operators: no mode of dispatch, no tensor of another kind."""
-    if torch._C._len_torch_dispatch_stack():  # noqa: SLF001
+    if torch._C._len_torch_dispatch_stack() or tensors[0].is_meta:  # noqa: SLF001
         return False
-    many = torch._C._functorch.is_legacy_batchedtensor  # noqa: SLF001 (of is_grads_batched)
-    return all(x is None or (type(x) in _PLAIN and not x.is_meta and not many(x)) for x in tensors)
+    return all(x is None or type(x) in _PLAIN for x in tensors)
+
+
+def _many(*grads):  # noqa: ANN002
+    """Whether these are gradients of many, of `is_grads_batched`."""
+    return any(map(torch._C._functorch.is_legacy_batchedtensor, grads))  # noqa: SLF001
 
 
 def differentiable_attention(inputs, options):

@@ -27,12 +27,13 @@ _FORMS = 512  # kept of a pass; then all are forgotten
 _ALIGNMENT = 16  # the largest that Triton's specialisation and the kernels ask an address for
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout,
               torch.memory_format)  # fmt: skip
-_UNNOTABLE = object()
+_MET_ONCE, _UNNOTABLE = object(), object()
 # By these names Python gets to the same operations in a third of the time.
 _BINDINGS = {
     torch.ops.aten.empty.memory_format: torch.empty,
     torch.ops.aten.empty_like.default: torch.empty_like,
     torch.ops.aten.new_empty.default: torch.Tensor.new_empty,
+    torch.ops.aten.new_empty_strided.default: torch.Tensor.new_empty_strided,
     torch.ops.aten.zeros.default: torch.zeros,
 }
 _noting = threading.Lock()
@@ -51,37 +52,40 @@ class Replayed:
 
     def __init__(self, function) -> None:
         self._function = function
-        self._known = {}  # by form; None: met once
+        self._known = {}  # by form
 
     def __call__(self, *arguments):  # noqa: ANN002, ANN204
         """Do the pass, or make its launches again."""
         if pinned():  # fa_verify runs each configuration in turn
             return self._function(*arguments)
         tensors, form = _taken_apart(arguments)
-        if form not in self._known:
-            if len(self._known) == _FORMS:
-                self._known = {}
-            result = self._function(*arguments)  # compiled, and tuned
-            self._known[form] = None
-            return result
-        noted = self._known[form]
-        if isinstance(noted, Noted):
+        noted = self._known.get(form)
+        if type(noted) is Noted:
             return noted(tensors)
-        if noted is None:
+        if noted is _MET_ONCE:
             result, noted = note(self._function, arguments)
             self._known[form] = noted or _UNNOTABLE
             return result
-        return self._function(*arguments)
+        result = self._function(*arguments)  # at first: compiled, and tuned
+        if noted is None:
+            if len(self._known) == _FORMS:
+                self._known = {}
+            self._known[form] = _MET_ONCE
+        return result
 
 
 def _taken_apart(arguments):
     """All tensors, and the form: what a pass may depend on."""
     tensors, form = [], []
     for argument in arguments:
-        if isinstance(argument, torch.Tensor):
+        if argument is None:
+            form.append(None)
+        elif isinstance(argument, torch.Tensor):
             tensors.append(argument)
-            form += (argument.shape, argument.stride(), argument.dtype, argument.device)
-            form.append(argument.data_ptr() % _ALIGNMENT)
+            form += (
+                argument.shape, argument.stride(), argument.dtype, argument.device,
+                argument.data_ptr() % _ALIGNMENT,
+            )  # fmt: skip
         elif isinstance(argument, list):
             inner, inner_form = _taken_apart(argument)
             tensors += inner
@@ -103,12 +107,14 @@ class Noted:
         self._steps, self._results = steps, results
 
     def __call__(self, tensors):  # noqa: ANN204
-        """Return what the pass returns for these tensors."""
-        tensors = list(tensors)
-        with torch.cuda.device_of(tensors[0]):
-            for step in self._steps:
-                step(tensors)
-        return tuple(tensors[place] for place in self._results)
+        """Return what the pass returns for this list of tensors, to which others are appended."""
+        device = tensors[0].device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                return self(tensors)
+        for step in self._steps:
+            step(tensors)
+        return tuple([tensors[place] for place in self._results])
 
 
 def note(function, arguments):
@@ -195,18 +201,11 @@ class _Notes(TorchDispatchMode):
         if func is torch.ops.aten.detach.default:  # what torch.empty returns: another name for it
             self._keep(result, _place(args[0], self._places))
             return None
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory" or value}
         args, kwargs = _Filled(args, self._places), _Filled(kwargs.values(), self._places, kwargs)
         self._keep(result, self._count)
         self._count += 1
-        func = _BINDINGS.get(func, func)
-        if args.constant and kwargs.constant:
-            make = functools.partial(func, *args.of(()), **kwargs.by_name(()))
-            return lambda tensors: tensors.append(make())
-
-        def step(tensors):
-            tensors.append(func(*args.of(tensors), **kwargs.by_name(tensors)))
-
-        return step
+        return _appending(_BINDINGS.get(func, func), args, kwargs)
 
     def _keep(self, tensor, place):
         """Know a tensor by its id, which no other gets as long as it lives."""
@@ -240,6 +239,21 @@ class _Notes(TorchDispatchMode):
                 ready(tensors)
 
         return step
+
+
+def _appending(func, args, kwargs):
+    """A step: an operation of these `_Filled` arguments, whose result joins the tensors."""
+    if not kwargs.constant or args.described or args.tensors[1:]:
+        return lambda tensors: tensors.append(func(*args.of(tensors), **kwargs.by_name(tensors)))
+    kwargs = kwargs.by_name(())
+    if not args.tensors:
+        make = functools.partial(func, *args.values, **kwargs)
+        return lambda tensors: tensors.append(make())
+    ((at, place),) = args.tensors
+    if at:
+        return lambda tensors: tensors.append(func(*args.of(tensors), **kwargs))
+    rest = args.values[1:]
+    return lambda tensors: tensors.append(func(tensors[place], *rest, **kwargs))
 
 
 class _Filled:

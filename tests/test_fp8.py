@@ -215,6 +215,18 @@ def test_fp8_is_drawn_for_those_who_take_it_alone():
     assert all(a == b for a, b in kept if not b.problem.fp8)
 
 
+def test_fp8_may_be_all_that_is_drawn():
+    both = _Capabilities(dtypes=("float16", "bfloat16"), fp8=("", "head", "block32"))
+    for takes in (both, TAKES):
+        drawn = distribution.draw(0, 60, takes, dtype="float8_e4m3fn")
+        assert all(case.problem.storage == "float8_e4m3fn" for case in drawn)
+        assert {case.problem.dtype for case in drawn} == set(takes.dtypes)
+    assert any(not case.problem.fp8 for case in distribution.draw(0, 60, both))
+    for none in (None, _Capabilities()):
+        with pytest.raises(InvalidInputError, match="dtype='float8_e4m3fn': the capabilities"):
+            distribution.draw(0, 1, none, dtype="float8_e4m3fn")
+
+
 def test_each_corner_holds_what_it_says():
     drawn = distribution.draw(0, 140, TAKES)
     exact = [case for case in drawn if case.values.scales == "coarse"]

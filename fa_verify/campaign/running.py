@@ -248,7 +248,7 @@ class _Item:
 def _known(kernel: Kernel, plan: Plan, examples: Examples) -> Iterator[_Item]:
     """What failed before."""
     for case, setup in examples.of(kernel, backend=plan.backend):
-        if plan.dtype in (None, case.problem.dtype):
+        if plan.dtype in (None, case.problem.dtype, case.problem.storage):
             yield _Item(kernel=kernel, case=case, setup=setup, known=True)
 
 

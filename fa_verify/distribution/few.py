@@ -34,7 +34,7 @@ def few(
         capabilities: What the kernel takes; None: everything.
         count: How many.
         seed: Of the sequence that they are chosen from.
-        dtype: Only this one.
+        dtype: Only this one; float8_e4m3fn: only with q, k and v in it.
         backward: Only cases with a backward pass, or only without.
         most: Most batch * heads_q * seqlen_q * seqlen_k.
     """

@@ -41,7 +41,7 @@ def long(
     Args:
         capabilities: What the kernel takes; None: everything.
         seed: Of the elements.
-        dtype: Only this one, if given.
+        dtype: Only this one, if given; float8_e4m3fn: only with q, k and v in it.
     """
     space = Space.of(capabilities, dtype=dtype)
     forms = [

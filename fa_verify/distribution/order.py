@@ -46,7 +46,7 @@ def draw(
         seed: Which sequence.
         count: How many cases.
         capabilities: What the kernel takes; None: everything.
-        dtype: Only this one.
+        dtype: Only this one; float8_e4m3fn: only with q, k and v in it.
         backward: Only cases with a backward pass, or only without.
         max_elements: Most batch * heads_q * seqlen_q * seqlen_k.
         forms: Where compiling is dear. What a kernel is compiled for (head dims, dtype, kind of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fa_verify.distribution.tables import (
     BACKWARD,
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     from fa_verify.capabilities import Capabilities
 
-__all__ = ["Space"]
+__all__ = ["FP8_DTYPE", "Space"]
+
+FP8_DTYPE: Final = "float8_e4m3fn"
+"""As a wish: q, k and v in it, whatever the problem's dtype."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,8 @@ class Space:
             InvalidInputError: Nothing is left of one of them.
         """
         c = capabilities
+        if dtype == FP8_DTYPE:
+            c, dtype = _scaled(c), None
         every = tuple(range(1, 257))
         gradients = c is None or (c.backward and "" in c.fp8)  # of fp8 there are none
         if backward and not gradients:
@@ -102,6 +107,17 @@ class Space:
         """The largest allowed head_dim up to the one wanted, or else the smallest."""
         allowed = self.head_dims_v if of_v else self.head_dims
         return max((d for d in allowed if d <= wanted), default=allowed[0])
+
+
+def _scaled(c: Capabilities | None) -> Capabilities:
+    """What is left where q, k and v are to be fp8."""
+    scales = tuple(fp8 for fp8 in c.fp8 if fp8) if c is not None else ()
+    if c is None or not scales:
+        msg = (
+            f"dtype='{FP8_DTYPE}': the capabilities declare no fp8; declare it, or leave dtype out"
+        )
+        raise InvalidInputError(msg)
+    return dataclasses.replace(c, fp8=scales)
 
 
 def _takes_mask(c: Capabilities, entry: tuple[bool, bool, bool, Any]) -> bool:

@@ -55,6 +55,11 @@ def test_fake_tensors_run_no_kernel(kernels, on_the_cpu):
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
+        (
+            1,
+            torch.ones(2, 2, 40, 32).to(torch.float8_e5m2),
+            "quantise again to torch.float8_e4m3fn",
+        ),
         (0, torch.ones(2, 4, 40, 32), r"q: torch.float32 \(2, 4, 40, 32\)"),
         (1, torch.ones(2, 2, 50, 31).to(FP8), r"k.shape=\(2, 2, 50, 31\): must agree"),
         (3, torch.ones(2, 3, 1), r"q_descale: torch.float32 \(2, 3, 1\)"),

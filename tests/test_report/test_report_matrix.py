@@ -158,6 +158,31 @@ def test_cells_without_a_case_and_variants_without_one_say_so(line):
     assert "no case" in html.render_matrix(found)
 
 
+def test_fp8_has_columns_with_those_who_take_it_alone(line):
+    plain, small = "pass=fwd s=9x9 d=8 dtype=float16 seed=", "pass=fwd s=9x9 d=8 fp8=head seed="
+    lines = [
+        line(Case.parse(f"{plain}0"), kernel="flash"),
+        line(Case.parse(f"{plain}1 mask=causal"), kernel="other"),
+        line(Case.parse(f"{small}0 dtype=bfloat16"), kernel="small"),
+        line(Case.parse(f"{plain}2"), kernel="every"),
+        line(Case.parse(f"{small}2 dtype=bfloat16"), kernel="every"),
+    ]
+    found = of(lines)
+    (place,) = found.places
+    fp8 = "float8_e4m3fn/bfloat16"
+    assert place.tables == (
+        (("float16", fp8), ("every",)),
+        (("float16",), ("flash", "other")),
+        ((fp8,), ("small",)),
+    )
+    text, markup = page.render(found), html.render_matrix(found)
+    assert f"| kernel | variant | {fp8} |" in text
+    assert "| kernel | variant | float16 |  |" in text
+    for columns in (["float16", fp8], ["float16"], [fp8]):
+        heads = "".join(f"<th>{name}</th>" for name in columns)
+        assert markup.count(f'<th class="left">variant</th>{heads}</tr>') == 1
+
+
 def test_a_failure_is_seen_on_every_page(run):
     summary = summarise(run(cases=300))
     found = matrix(summary.facts, summary.results)

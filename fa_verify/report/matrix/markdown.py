@@ -38,12 +38,17 @@ def render(matrix: Matrix) -> str:
 
 def overview(place: Place) -> str:
     """A row for each kernel and variant, a column for each precision."""
+    return "\n\n".join(_overview(place, *some) for some in place.tables)
+
+
+def _overview(place: Place, precisions: tuple[str, ...], kernels: tuple[str, ...]) -> str:
     body = []
-    for kernel, rows in place.cells.items():
+    for kernel in kernels:
+        rows = place.cells[kernel]
         for variant in place.variants(kernel):
-            cells = [_worst(rows[variant].get(precision)) for precision in place.precisions]
+            cells = [_worst(rows[variant].get(precision)) for precision in precisions]
             body.append([escape(kernel), escape(variant), *cells, ""])
-    return table(["kernel", "variant", *place.precisions, ""], body, left=2)
+    return table(["kernel", "variant", *precisions, ""], body, left=2)
 
 
 def _worst(cell: Cell | None) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Matrix", "Place", "matrix"]
 
 _PRECISIONS: Final = ("float16", "bfloat16", "float32/ieee", "float32/tf32x3", "float32/tf32")
+_FP8: Final = "float8"
 _CPU: Final = "the CPU backend"  # on whatever machine: it imitates a chip
 _Cells = dict[str, dict[str, dict[str, Cell]]]
 
@@ -73,6 +74,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """Those of any kernel, in order."""
         present = {p for rows in self.cells.values() for found in rows.values() for p in found}
         return _ordered(present, _PRECISIONS)
+
+    @property
+    def tables(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+        """Precisions, and the kernels that are shown with them: fp8 with those that take it."""
+        found: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        for kernel, rows in self.cells.items():
+            kinds = {p.startswith(_FP8) for p in rows[EVERY]}
+            found[tuple(p for p in self.precisions if p.startswith(_FP8) in kinds)].append(kernel)
+        return tuple((precisions, tuple(kernels)) for precisions, kernels in found.items())
 
     def variants(self, kernel: str) -> tuple[str, ...]:
         """Those that cases of the kernel were of, in order."""

@@ -24,18 +24,22 @@ _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
     "stride_kb", "stride_kh", "stride_kn", "stride_kd",
     "stride_vb", "stride_vh", "stride_vn", "stride_vd",
-    "stride_ob", "stride_oh", "stride_om", "q_scaling", "k_scaling", "v_scaling",
+    "stride_ob", "stride_oh", "stride_om",
+    "scale_qb", "scale_qh", "scale_qn", "rows_q", "scale_kb", "scale_kh", "scale_kn", "rows_k",
+    "scale_vb", "scale_vh", "scale_vn", "rows_v",
     "heads_q", "group", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
     "band_lo", "band_hi", "seqlen_bucket",
 )  # fmt: skip
 
 
 @triton.jit
-def load_scales(scale, scaling, batch, head, rows, seqlen):
-    """The scale of each row; scaling is (strides of batch, head and block, rows a block)."""
-    start = head_start(scale, batch, head, scaling[0], scaling[1], 1)
-    blocks = (rows // scaling[3]).to(tl.int64)
-    return tl.load(start + blocks * scaling[2], mask=rows < seqlen, other=0.0)
+def load_scales(
+    scale, batch, head, rows, seqlen, stride_batch, stride_head, stride_block, rows_a_block
+):  # fmt: skip
+    """The scale of each row."""
+    start = head_start(scale, batch, head, stride_batch, stride_head, 1)
+    blocks = (rows // rows_a_block).to(tl.int64)
+    return tl.load(start + blocks * stride_block, mask=rows < seqlen, other=0.0)
 
 
 @triton.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=_POINTERS)
@@ -44,7 +48,9 @@ def forward_fp8_kernel(
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
-    stride_ob, stride_oh, stride_om, q_scaling, k_scaling, v_scaling,
+    stride_ob, stride_oh, stride_om,
+    scale_qb, scale_qh, scale_qn, rows_q, scale_kb, scale_kh, scale_kn, rows_k,
+    scale_vb, scale_vh, scale_vn, rows_v,
     heads_q, group, seqlen_q, seqlen_k, head_dim, head_dim_v,
     band_lo, band_hi, softmax_scale, softcap, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, PADDED_D: tl.constexpr,
@@ -58,8 +64,9 @@ def forward_fp8_kernel(
         q, k, v: (batch, heads, seqlen, head_dim) float8_e4m3fn with any strides.
         o: (batch, heads_q, seqlen_q, head_dim_v), bfloat16 or float16, head_dim_v contiguous.
         lse: (batch, heads_q, seqlen_q) float32, contiguous, natural logarithm.
-        q_scale, k_scale, v_scale: float32, one number a block of rows, as q_scaling, k_scaling and
-            v_scaling say; see `load_scales`.
+        q_scale, k_scale, v_scale: float32, one number a block of rows.
+        scale_qb, scale_qh, scale_qn, rows_q: q_scale's strides of batch, head and block, and the
+            rows of a block; likewise of k and v. Numbers, not tuples: see arguments.py, `_strides`.
         The rest: As the forward kernel's.
     """
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
@@ -78,7 +85,9 @@ def forward_fp8_kernel(
         q_head, first_query, seqlen_q, head_dim, stride_qm, stride_qd,
         BLOCK_M, BLOCK_D, TAIL_D, True, PADDED_D, VECTOR,
     )  # fmt: skip
-    q_factors = load_scales(q_scale, q_scaling, batch, head_q, queries, seqlen_q) * softmax_scale
+    q_factors = softmax_scale * load_scales(
+        q_scale, batch, head_q, queries, seqlen_q, scale_qb, scale_qh, scale_qn, rows_q
+    )
     key_begin, interior_end, key_end = key_range(
         first_query, seqlen_q, seqlen_k, band_lo, band_hi, HAS_LO, HAS_HI, BLOCK_M, BLOCK_N
     )
@@ -96,7 +105,9 @@ def forward_fp8_kernel(
                 BLOCK_N, BLOCK_D, TAIL_D, MASKED == 1, PADDED_D, VECTOR,
             )  # fmt: skip
             products = dot_rows(q_tile, q_tail, k_tile, k_tail, TAIL_D, "tf32")
-            k_factors = load_scales(k_scale, k_scaling, batch, head_kv, keys, seqlen_k)
+            k_factors = load_scales(
+                k_scale, batch, head_kv, keys, seqlen_k, scale_kb, scale_kh, scale_kn, rows_k
+            )
             logits = products * q_factors[:, None] * k_factors[None, :]
             if SOFTCAP:
                 logits = tanh(logits / softcap) * softcap
@@ -116,7 +127,9 @@ def forward_fp8_kernel(
                 v_head, first_key, seqlen_k, head_dim_v, stride_vn, stride_vd,
                 BLOCK_N, BLOCK_DV, TAIL_DV, MASKED == 1, PADDED_DV, VECTOR,
             )  # fmt: skip
-            v_factors = load_scales(v_scale, v_scaling, batch, head_kv, keys, seqlen_k)
+            v_factors = load_scales(
+                v_scale, batch, head_kv, keys, seqlen_k, scale_vb, scale_vh, scale_vn, rows_v
+            )
             acc, acc_tail = add_product(
                 acc, acc_tail, (p * v_factors[None, :]).to(tl.bfloat16),
                 v_tile.to(tl.bfloat16), v_tail.to(tl.bfloat16), TAIL_DV, "tf32",
@@ -168,8 +181,8 @@ def attention_forward_fp8(problem, q, k, v, *, q_scale, k_scale, v_scale):
         kernel[lambda meta: (triton.cdiv(problem.seqlen_q, meta["BLOCK_M"]) * sequences,)](
             q, k, v, o, lse, q_scale, k_scale, v_scale,
             *q.stride(), *k.stride(), *v.stride(), *o.stride()[:3],
-            _scaling(q_scale, problem.seqlen_q), _scaling(k_scale, problem.seqlen_k),
-            _scaling(v_scale, problem.seqlen_k), **taken, **columns,
+            *_scaling(q_scale, problem.seqlen_q), *_scaling(k_scale, problem.seqlen_k),
+            *_scaling(v_scale, problem.seqlen_k), **taken, **columns,
         )  # fmt: skip
     return Outputs(o, lse)
 

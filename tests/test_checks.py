@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -431,6 +432,27 @@ def test_a_kernel_may_refuse_problems_that_nobody_drew():
         assert not titles(check, trial(case, fwd=particular, promises=None))
         assert not titles(check, trial(case, promises=eights))
     assert titles(metamorphic.row_shift, trial(case, fwd=unshifted, promises=eights))
+
+
+def test_a_card_compiles_wider_heads_for_some_forms_only():
+    def forms(setup, independent):
+        return {
+            d
+            for d, seed in itertools.product((16, 24, 32, 40, 48, 64, 80, 96), range(40))
+            if "row shift"
+            in reruns.chosen(
+                trial(
+                    CASE.replace("d=20/12 ", f"d={d} ").replace("seed=3", f"seed={seed}"),
+                    setup=setup,
+                    independent=independent,
+                )
+            )
+        }
+
+    card = Setup(backend="cuda")
+    assert len(forms(Setup(), independent=True)) == 8
+    assert 0 < len(forms(card, independent=True)) < 6
+    assert len(forms(card, independent=False)) == 8
 
 
 def test_an_independent_case_gets_few_reruns_and_a_searched_one_all():

@@ -2,6 +2,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -123,6 +124,21 @@ def test_a_killed_run_keeps_what_it_recorded(tmp_path):
     code, output = run("report", str(tmp_path), "-o", str(tmp_path / "again"))
     assert code == 0, output
     assert "killed" in (tmp_path / "again" / "report.md").read_text()
+
+
+def test_a_run_that_is_terminated_writes_its_report(tmp_path):
+    command = [sys.executable, "-u", "-c", "from fa_verify.cli import main; main()", "check"]
+    options = ["tests/targets/plain.py:right", "--budget", "60s", "--no-examples"]
+    options += ["-n", "1", "--backend", "cpu", "--report", str(tmp_path)]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()  # the first case is done
+        process.terminate()
+        process.send_signal(signal.SIGTERM)  # as `timeout` does: to the process and to its group
+        said = process.stdout.read()
+    assert process.returncode == 130
+    assert "interrupted; what follows is of the cases until then" in said
+    assert "passed" in said
+    assert {path.suffix for path in tmp_path.iterdir()} == {".jsonl", ".html", ".md"}
 
 
 def test_a_file_without_a_kernel_names_the_functions_that_can_be_checked(tmp_path):

@@ -36,8 +36,12 @@ raise SystemExit(bool(status or driver.cuDevicePrimaryCtxRetain(ctypes.byref(con
 """
 
 
+# Ends the daemon when whoever started it has died: then its input ends without a word.
+_GUARDIAN = 'read -r _ || { printf "quit -t 1\\n" | "$0"; rm -rf "$1"; }'
+
+
 class Sharing:
-    """The daemon, from `start` to `stop`.
+    """The daemon, from `start` to `stop`, or to the end of this process.
 
     Attributes:
         folder: Its pipes, for `join`; None: there is no daemon, and processes take turns.
@@ -46,6 +50,7 @@ class Sharing:
     def __init__(self, folder: Path | None) -> None:
         """Remember where it listens."""
         self.folder = folder
+        self._guardian: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def start(cls, command: str = _DAEMON, probe: str = _PROBE) -> Sharing:
@@ -79,6 +84,14 @@ class Sharing:
             )
         except (OSError, subprocess.TimeoutExpired):
             return False
+        self._guardian = subprocess.Popen(  # noqa: S603
+            ["/bin/sh", "-c", _GUARDIAN, command, str(self.folder)],
+            env=_environment(self.folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # what ends this process's group does not end it
+        )
         (self.folder / _OPEN).touch()
         return done.returncode == 0
 
@@ -117,6 +130,9 @@ class Sharing:
                 check=False,
             )
         _wait_for(daemon)
+        if self._guardian is not None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self._guardian.communicate(b"ended\n", _PATIENCE)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -23,14 +23,15 @@ __all__ = ["CUDA_FORMS", "SHARD", "compiles", "drawn", "further", "numbered", "s
 
 # Cases drawn from one seed; the next shard's seed follows from the run's. Whole turns of
 # `CUDA_FORMS`.
-SHARD = 96
+SHARD = 80
 _CONFIGS = 840  # a multiple of every number of configurations up to 8
 # Forms for which a CUDA run compiles each kernel before it takes others, and the shards that it
-# draws of them: a form of `kernels/` is some thirty kernels, with the variants that windows, heads
+# draws of them: a form of `flash` is some ten kernels, with the variants that windows, heads
 # and reruns make of it, each a second or more to compile, a case that needs no compiling some
-# hundredths (docs/cuda.md). Another seed of the run draws other forms.
-CUDA_FORMS = 12
-_SHARDS_OF_FORMS = 250
+# hundredths (docs/cuda.md). So many meet every variant in every precision (`distribution.forms`).
+# Another seed of the run draws other forms.
+CUDA_FORMS = 20
+_SHARDS_OF_FORMS = 300
 # One case in so many is stressed, with `_RUNS` further runs. It has the divisor 4 in common with
 # `CUDA_FORMS`, so that the forms that are compiled for every configuration are a quarter of all;
 # another seed takes others.
@@ -53,20 +54,26 @@ def numbered(kernel: Kernel, plan: Plan) -> Iterator[tuple[int, Case]]:
         return
     index = 0
     for shard in range(1 << 30):
-        first = (plan.seed * 1_000_003 + shard // _SHARDS_OF_FORMS) * CUDA_FORMS
-        forms = range(first, first + CUDA_FORMS) if plan.backend == "cuda" else ()
         drawn = distribution.draw(
             plan.seed * 1_000_003 + shard,
             SHARD,
             kernel.takes,
             dtype=plan.dtype,
-            forms=forms,
+            forms=_forms(kernel, plan, shard // _SHARDS_OF_FORMS),
         )
         for case in drawn:
             if plan.cases is not None and index >= plan.cases:
                 return
             yield index, case
             index += 1
+
+
+def _forms(kernel: Kernel, plan: Plan, block: int) -> tuple[str, ...]:
+    """What the cases of some shards are compiled for; none where compiling costs nothing."""
+    if plan.backend != "cuda":
+        return ()
+    seed = plan.seed * 1_000_003 + block
+    return distribution.forms(seed, CUDA_FORMS, kernel.takes, dtype=plan.dtype)
 
 
 def compiles(plan: Plan, index: int) -> bool:

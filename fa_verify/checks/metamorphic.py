@@ -23,6 +23,7 @@ from fa_verify.checks.rerun import (
     screen,
 )
 from fa_verify.inputs import permute_keys
+from fa_verify.inputs.buffers import overwrite
 from fa_verify.layouts import BHSD
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def weights_sum_to_one(trial: Trial) -> bool:
 def values_of_one(trial: Trial) -> Iterator[Failure]:
     """V = 1 gives o = 1 in every row that sees a key, within the bound for these inputs."""
     x = trial.pristine
-    problem = dataclasses.replace(trial.case.problem, layout_v=BHSD)
-    ones = dataclasses.replace(x, v=torch.ones_like(x.v, memory_format=torch.contiguous_format))
+    problem = trial.case.problem  # and its layout of v, for which the kernel is compiled
+    ones = dataclasses.replace(x, v=overwrite(x.v, torch.ones_like(x.v)))
     terms = trial.terms
     if x.v_scale is not None:
         ones = ones.having({"v_scale": torch.ones_like(x.v_scale)})

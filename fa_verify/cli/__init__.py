@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking must not start a context
     errors = Console(stderr=True, highlight=False)
+    with contextlib.suppress(ValueError):  # not of the main thread: whoever owns that decides
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = _cli.main(
             list(sys.argv[1:] if arguments is None else arguments),
@@ -68,3 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
     sys.exit(code or 0)
+
+
+def _interrupt(*_: object) -> None:
+    """End as Ctrl-C does: what is known is written, and what was started is ended; once only."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt

@@ -33,7 +33,7 @@ __all__ = ["sample", "work"]
 
 _TRIES = 1000
 _PATIENCE = 50  # tries until a corner is taken to be outside what `accepts` takes
-_SAME_FORM = 16  # tries with one form
+_SAME_FORM = 250  # tries with one form: `decode` of kernels/ takes one case in nine
 Shape = tuple[str, int, int, int, int, int]
 
 
@@ -50,6 +50,7 @@ def sample(
     spread: tuple[float, float] | None = None,
     form: str | None = None,
     corner: Corner = PLAIN,
+    tries: int = _TRIES,
 ) -> Case:
     """One case that the space's capabilities accept.
 
@@ -59,12 +60,13 @@ def sample(
         spread: Numbers in [0, 1) that choose the class of shape and the q, k family instead.
         form: Seed of the choices that a kernel is compiled for, instead of rng.
         corner: What is left of the tables, unless `accepts` refuses all of that.
+        tries: Cases that may be refused in a row.
 
     Raises:
-        InvalidInputError: `accepts` refused a thousand cases in a row.
+        InvalidInputError: `accepts` refused as many.
     """
     reason = None
-    for tried in range(_TRIES):
+    for tried in range(tries):
         former = rng if form is None else random.Random(form)  # noqa: S311
         corner = corner if tried < _PATIENCE else PLAIN
         drawing = _Drawing(rng, former, space, corner)
@@ -73,13 +75,17 @@ def sample(
         case = with_scales(case, c, corner, form)
         reason = None if c is None else c.reason_against(case.problem)
         if reason is None:
-            return with_terms(with_gaps(case, c, corner, form), c, corner, form)
+            gaps = with_gaps(case, c, corner, form)
+            whole = None if gaps is None else with_terms(gaps, c, corner, form)
+            if whole is not None:
+                return whole
+            reason = "too large for what its form has"
         spread = None
         # Mostly lengths are refused: another form for each would have a kernel compiled for many.
         if form is not None and tried % _SAME_FORM == _SAME_FORM - 1:
             form += "'"
     msg = (
-        f"capabilities: refused {_TRIES} cases of the default distribution, the last for {reason!r}"
+        f"capabilities: refused {tries} cases of the default distribution, the last for {reason!r}"
     )
     raise InvalidInputError(msg)
 

@@ -78,8 +78,10 @@ GAP_CORNERS = (
 """Corners of such problems; each for kernels that declare what it needs."""
 
 
-def with_gaps(case: Case, c: Capabilities | None, corner: Corner, form: str | None) -> Case:
+def with_gaps(case: Case, c: Capabilities | None, corner: Corner, form: str | None) -> Case | None:
     """The case with documents and a pattern, as the kernel takes them; seldom both.
+
+    Where they do not fit it is the case without; of a form, for which others are compiled, None.
 
     Args:
         case: Drawn already.
@@ -92,16 +94,19 @@ def with_gaps(case: Case, c: Capabilities | None, corner: Corner, form: str | No
     rng = random.Random(f"gaps {case}")  # noqa: S311 - reproducible, not secret
     former = rng if form is None else random.Random(f"gaps {form}")  # noqa: S311
     packed, sparse = former.random() < tables.PACKED, former.random() < tables.SPARSE_MASKS
-    if corner.name:
+    if corner.name and form is None:
         packed, sparse = bool(corner.kept("DOCUMENTS")), bool(corner.kept("PATTERNS"))
     p, drawing = case.problem, _Drawing(rng, former, corner)
     if packed and c.documents:
         mask = dataclasses.replace(p.mask, documents=drawing.documents(p))
         p = dataclasses.replace(p, batch=1, mask=mask)
-    if sparse and p.seqlen_q * p.seqlen_k <= tables.MOST_GAPS:
+    large = p.seqlen_q * p.seqlen_k > tables.MOST_GAPS
+    if sparse and not large:
         pattern = drawing.pattern(p, c.patterns)
         p = dataclasses.replace(p, mask=dataclasses.replace(p.mask, pattern=pattern))
     refused = c.reason_against(p) is not None
+    if form is not None and (refused or (sparse and large)):
+        return None
     return case if refused else dataclasses.replace(case, problem=p)
 
 
@@ -169,9 +174,10 @@ class _Drawing:
         if not table:
             return ""
         name = _at(table, self._form.random())
+        size = _at(self._left("GAP_SIZES"), self._form.random())
         seed = int(self._rng.random() * 1000)
         numbers: dict[str, Callable[[], tuple[Any, ...]]] = {
-            "block-sparse": lambda: (self._pick("GAP_SIZES"), self._pick("SEEN_PERCENT"), seed),
+            "block-sparse": lambda: (size, self._pick("SEEN_PERCENT"), seed),
             "prefix": lambda: (int(self._rng.random() * (p.seqlen_k + 1)),),
             "dilated": lambda: (self._pick("STEPS"),),
             "global-local": lambda: (self._pick("WIDTHS"), self._pick("GLOBAL")),

@@ -33,7 +33,7 @@ def draw(
     dtype: str | None = None,
     backward: bool | None = None,
     max_elements: int | None = None,
-    forms: Sequence[int] = (),
+    forms: Sequence[object] = (),
 ) -> list[Case]:
     """The first `count` cases of the sequence that belongs to a seed.
 

@@ -69,7 +69,7 @@ def with_scales(case: Case, c: Capabilities | None, corner: Corner, form: str | 
     rng = random.Random(f"scales {case}")  # noqa: S311 - reproducible, not secret
     former = rng if form is None else random.Random(f"scales {form}")  # noqa: S311
     kept = corner.kept("FP8")
-    share = float(bool(kept)) if corner.name else tables.WITH_FP8
+    share = float(bool(kept)) if corner.name and form is None else tables.WITH_FP8
     if "" in c.fp8 and (former.random() >= share or case.backward):
         return case
     taken = tuple(entry for entry in tables.FP8 if c.takes_scales(entry[0]))

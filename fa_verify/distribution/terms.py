@@ -96,8 +96,10 @@ TERM_CORNERS = (
 """Corners of problems with terms; each for kernels that declare one of its TERMS."""
 
 
-def with_terms(case: Case, c: Capabilities | None, corner: Corner, form: str | None) -> Case:
+def with_terms(case: Case, c: Capabilities | None, corner: Corner, form: str | None) -> Case | None:
     """The case with terms that the kernel takes; as it is, where it takes none.
+
+    Of a form, for which others are compiled, None where they do not fit.
 
     Args:
         case: Drawn already.
@@ -113,8 +115,9 @@ def with_terms(case: Case, c: Capabilities | None, corner: Corner, form: str | N
     drawing = _Drawing(rng, former, c, corner)
     wanted = drawing.names(declared)
     problem = drawing.problem(case.problem, wanted, backward=case.backward)
-    if c.reason_against(problem) is not None:
-        return case
+    lacks = form is not None and not drawing.fit(problem, wanted)
+    if lacks or c.reason_against(problem) is not None:
+        return case if form is None else None
     names = ("bias", "slopes", "sinks", "dlse")
     families = {name: drawing.pick(name.upper()) for name in names}
     there = {"bias": problem.bias, "slopes": problem.alibi, "sinks": problem.sinks}
@@ -165,13 +168,20 @@ class _Drawing:
             return dataclasses.replace(with_terms, layout_bias=layout)
         return with_terms
 
+    def fit(self, p: Problem, names: list[str]) -> bool:
+        """Whether the problem has those of these terms that its size may forbid."""
+        there = {"bias": bool(p.bias), "dropout": p.dropout > 0}
+        return all(there.get(name, True) for name in names)
+
     def _axes(self, p: Problem) -> str:
         """Axes of a bias that the kernel takes, of not too many elements."""
         kept = self._corner.kept("BIAS_AXES")
-        fits = [axes for axes in self._c.bias if _size(p, axes) <= tables.MOST_TERMS]
+        free = self._form is self._rng  # a form's axes are what they are
+        fits = [axes for axes in self._c.bias if not free or _size(p, axes) <= tables.MOST_TERMS]
         fits = [axes for axes in fits if axes in kept] or fits
         weights = tuple((axes, 4.0 if axes.endswith("qk") else 1.0) for axes in fits)
-        return _at(weights, self._form.random()) if weights else ""
+        axes = _at(weights, self._form.random()) if weights else ""
+        return axes if _size(p, axes) <= tables.MOST_TERMS else ""
 
     def pick(self, name: str) -> Any:
         """An entry of a table, of those that the corner keeps."""

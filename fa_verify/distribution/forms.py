@@ -1,0 +1,105 @@
+"""`forms`: the few forms that a campaign compiles where that is dear, chosen to join much.
+
+A form is what kernels are compiled for: dtype and dot precision, head dims, kind of mask, terms,
+softcap, layouts. Drawn at random, a dozen leave out half of what a kernel takes in the rarer
+precisions.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from typing import TYPE_CHECKING
+
+from fa_verify.aspects import aspects
+from fa_verify.distribution.corners import Corner
+from fa_verify.distribution.drawing import sample
+from fa_verify.distribution.space import Space
+from fa_verify.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from fa_verify.capabilities import Capabilities
+    from fa_verify.case import Case
+
+__all__ = ["forms"]
+
+_Pair = tuple[object, object]
+
+_CANDIDATES = 32  # for each form: among 24 times as many, 24 reach all variants of `flash`
+_TRIES = 64  # cases of a candidate that a kernel may refuse before another takes its place
+_BACKWARD = Corner(name="", backward=True)  # some terms are of this pass alone
+_OF_A_FORM = frozenset(
+    {
+        *("dtype", "mask", "head_dim", "head_dim_v", "q", "k", "v", "softcap", "bias", "alibi"),
+        *("sinks", "dropout", "lse_grad", "pattern", "fp8"),
+    }
+)
+
+
+@functools.lru_cache(maxsize=64)  # kernels of a file declare much the same
+def forms(
+    seed: int, count: int, capabilities: Capabilities | None = None, *, dtype: str | None = None
+) -> tuple[str, ...]:
+    """Seeds of forms, for `draw`: each the candidate left that brings most that is new.
+
+    What counts first is a variant of attention (a mask, a term, a softcap, none of all) in a
+    precision; then any two aspects together.
+
+    Args:
+        seed: Of the candidates.
+        count: How many forms.
+        capabilities: What the kernel takes; None: everything.
+        dtype: Only this one.
+    """
+    space = Space.of(capabilities, dtype=dtype)
+    names = [f"{seed} {candidate}" for candidate in range(_CANDIDATES * count)]
+    cases = {name: case for name in names if (case := _case(name, space)) is not None}
+    left = {name: (_variants(case), _pairs(case)) for name, case in cases.items()}
+    met: set[_Pair] = set()
+    seen: set[_Pair] = set()
+    chosen: list[str] = []
+    while left and len(chosen) < count:
+        best = max(left, key=lambda name: (len(left[name][0] - met), len(left[name][1] - seen)))
+        variants, pairs = left.pop(best)
+        met |= variants
+        seen |= pairs
+        chosen.append(best)
+    rest = (name for name in names if name not in cases)  # hardly anything is taken: see `draw`
+    return (*chosen, *itertools.islice(rest, count - len(chosen)))
+
+
+def _case(form: str, space: Space) -> Case | None:
+    """One of the form; None where the kernel refuses too many."""
+    rng = random.Random(f"of {form}")  # noqa: S311 - reproducible, not secret
+    try:
+        return sample(rng, space, form=f"form {form}", corner=_BACKWARD, tries=_TRIES)
+    except InvalidInputError:
+        return None
+
+
+def _variants(case: Case) -> set[_Pair]:
+    """The variants of attention that it is of, each with its precision."""
+    p = case.problem
+    windowed = p.mask.window_left is not None or p.mask.window_right is not None
+    present = {
+        "causal": p.mask.causal,
+        "window": windowed,
+        "documents": bool(p.mask.documents),
+        "pattern": bool(p.mask.pattern),
+        "softcap": p.softcap > 0,
+        "head_dim_v": p.head_dim_v != p.head_dim,
+        p.fp8.rstrip("0123456789"): bool(p.fp8),
+        **dict.fromkeys(p.terms, True),
+    }
+    names = [name for name, there in present.items() if there]
+    plain = [] if set(names) - {p.fp8.rstrip("0123456789")} else ["plain"]
+    return {(p.precision, name) for name in (*plain, *names)}
+
+
+def _pairs(case: Case) -> set[_Pair]:
+    """Its aspects that a form decides, two by two."""
+    every = [aspect for aspect in aspects(case) if aspect[0] in _OF_A_FORM]
+    if case.problem.mask.documents:
+        every.append(("documents", "some"))
+    return set(itertools.combinations(every, 2))

@@ -3,14 +3,16 @@
     PYTHONPATH=. python benchmarks/short_sequences.py
 
 Time until the card is idle of calls in a row, launching included: short sequences cost the launch.
-A cell is PyTorch's time over ours (above 1: ours is faster) and ours in us: forward without
-gradients / forward and backward.
+A cell is the multiplications and additions of the forward pass as a power of two, PyTorch's time
+over ours (above 1: ours is faster), and ours in us: forward without gradients / forward and
+backward. Medians of rounds in which both take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import math
 import statistics
 import time
 
@@ -19,26 +21,23 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention import attention
 
-LENGTHS = (256, 1024, 2048, 4096)
+LENGTHS = (512, 1024, 2048, 4096)
 BATCHES, HEADS = (1, 8), 16
 FORMS = [  # dtype, head_dim, causal
     (torch.bfloat16, 64, True),
     (torch.bfloat16, 128, False),
 ]
-CALLS, ROUNDS = 20, 3
+CALLS, ROUNDS = 20, 5
 
 
 def seconds(run):
-    """The median of rounds of calls in a row."""
-    took = []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(CALLS):
-            run()
-        torch.cuda.synchronize()
-        took.append((time.perf_counter() - begin) / CALLS)
-    return statistics.median(took)
+    """A call, of some in a row."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(CALLS):
+        run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / CALLS
 
 
 def gradients(function, inputs):
@@ -50,10 +49,12 @@ def ratios(ours, torchs, shape, dtype):
     inputs = [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
     found = []
     for run in (lambda f: f(*(x.detach() for x in inputs)), lambda f: gradients(f, inputs)):
-        for function in (ours, torchs):  # compiled and tuned
-            run(function)
-        took = [seconds(functools.partial(run, function)) for function in (ours, torchs)]
-        found.append((took[1] / took[0], 1e6 * took[0]))
+        both = [functools.partial(run, function) for function in (ours, torchs)]
+        for _ in range(2):  # compiled and tuned, and noted
+            both[0](), both[1]()
+        rounds = [[seconds(one) for one in both] for _ in range(ROUNDS)]
+        mine, theirs = map(statistics.median, zip(*rounds, strict=True))
+        found.append((theirs / mine, 1e6 * mine))
     return found
 
 
@@ -69,8 +70,11 @@ def main() -> None:
             cells = []
             for seqlen in LENGTHS:
                 forward, both = ratios(ours, torchs, (batch, HEADS, seqlen, head_dim), dtype)
+                work = math.log2(4 * batch * HEADS * seqlen**2 * head_dim)
+                ratio, took = zip(forward, both, strict=True)
                 cells.append(
-                    f"{forward[0]:.2f} / {both[0]:.2f} ({forward[1]:.0f} / {both[1]:.0f} us)"
+                    f"2^{work:.0f}: {ratio[0]:.2f} / {ratio[1]:.2f} "
+                    f"({took[0]:.0f} / {took[1]:.0f} us)"
                 )
             form = f"{str(dtype).removeprefix('torch.')} | {head_dim} | {causal}"
             print(f"| {form} | {batch} x {HEADS} | {' | '.join(cells)} |", flush=True)

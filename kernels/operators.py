@@ -64,15 +64,17 @@ def on_device(tensor):
 
 
 def _parse(arguments, *, symbolic=False):
-    """`Inputs`, `Options`, and the problem that they pose."""
+    """`Inputs`, and the problem that they and the options after them pose."""
     inputs, options = Inputs(*arguments[:_INPUTS]), Options(*arguments[_INPUTS:])
-    return inputs, options, problem_of(inputs, options, symbolic=symbolic)
+    return inputs, problem_of(inputs, options, symbolic=symbolic)
 
 
 @Replayed
 def _forward_pass(*arguments):  # noqa: ANN002
-    """The forward pass: o and lse."""
-    inputs, _, problem = _parse(arguments)
+    """The forward pass of inputs and options: o and lse."""
+    *inputs, options = arguments
+    inputs = Inputs(*inputs)
+    problem = problem_of(inputs, options)
     q, k, v = inputs[:3]
     with on_device(q):
         outputs = attention_forward(problem, q, k, v, **inputs.terms())
@@ -80,7 +82,7 @@ def _forward_pass(*arguments):  # noqa: ANN002
 
 
 def _forward(*arguments):  # noqa: ANN002
-    return _forward_pass(*arguments)
+    return _forward_pass(*arguments[:_INPUTS], Options(*arguments[_INPUTS:]))
 
 
 attention_forward_op = torch.library.custom_op(
@@ -93,7 +95,7 @@ attention_forward_op = torch.library.custom_op(
 
 @attention_forward_op.register_fake
 def _forward_fake(*arguments):  # noqa: ANN002
-    inputs, _, problem = _parse(arguments, symbolic=True)
+    inputs, problem = _parse(arguments, symbolic=True)
     q = inputs.q
     return empty_as(q, problem.shape_o), q.new_empty(problem.shape_lse, dtype=torch.float32)
 
@@ -101,7 +103,9 @@ def _forward_fake(*arguments):  # noqa: ANN002
 @Replayed
 def _backward_pass(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
     """The backward pass: dq, dk, dv, and those of dbias and dsinks that there are."""
-    inputs, options, problem = _parse(arguments)
+    *inputs, options = arguments
+    inputs = Inputs(*inputs)
+    problem = problem_of(inputs, options)
     q, k, v = inputs[:3]
     terms = inputs.terms()
     if dlse is not None:
@@ -113,21 +117,24 @@ def _backward_pass(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
     return tuple(grads.named().values())
 
 
-def _backward(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
-    """The backward pass: dq, dk, dv, dbias and dsinks; None for what is not there."""
-    dq, dk, dv, *further = _backward_pass(o, lse, do, dlse, needs_dbias, *arguments)
-    dsinks = None if arguments[_SINKS] is None else further.pop()
+def _five(passed, sinks):
+    """Gradients of q, k, v, bias and sinks; None for what is not there."""
+    dq, dk, dv, *further = passed
+    dsinks = None if sinks is None else further.pop()
     return dq, dk, dv, further.pop() if further else None, dsinks
 
 
-def _backward_of_five(o, *arguments):  # noqa: ANN002
-    """Likewise; empty tensors for what is not there."""
-    return tuple(o.new_empty(0) if x is None else x for x in _backward(o, *arguments))
+def _backward(o, lse, do, dlse, needs_dbias, *arguments):  # noqa: ANN002
+    """The gradients as the operator gives them; empty for what is not there."""
+    inputs, options = arguments[:_INPUTS], Options(*arguments[_INPUTS:])
+    passed = _backward_pass(o, lse, do, dlse, needs_dbias, *inputs, options)
+    grads = _five(passed, inputs[_SINKS])
+    return tuple(o.new_empty(0) if grad is None else grad for grad in grads)
 
 
 _attention_backward_op = torch.library.custom_op(
     f"{NAMESPACE}::attention_backward",
-    _backward_of_five,
+    _backward,
     mutates_args=(),
     schema="(Tensor o, Tensor lse, Tensor do, Tensor? dlse, bool needs_dbias, "
     f"{_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -136,7 +143,7 @@ _attention_backward_op = torch.library.custom_op(
 
 @_attention_backward_op.register_fake
 def _backward_fake(_o, _lse, _do, _dlse, needs_dbias, *arguments):  # noqa: ANN002
-    inputs, _, _ = _parse(arguments, symbolic=True)
+    inputs, _ = _parse(arguments, symbolic=True)
     given = *inputs[:3], inputs.bias if needs_dbias else None, inputs.sinks
     return tuple(inputs.q.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
 
@@ -166,27 +173,25 @@ def _set_up(ctx, inputs, output):
     _save(ctx, inputs[:_INPUTS], inputs[_INPUTS:], output)
 
 
-def _gradients(ctx, do, dlse, needs_dbias, needs_dsinks, backward):
-    """Gradients of q, k, v, bias and sinks; and the block mask's tensors, which have none.
+def _saved(ctx, do):
+    """What the backward pass takes: o, lse, do, the inputs, a list of a block mask's the last.
 
     The saved tensors are asked for once only, since `torch.utils.checkpoint` computes them then.
     """
     o, lse, *saved = ctx.saved_tensors
     do = torch.zeros_like(o) if do is None else do
-    block_mask = saved[_INPUTS - 1 :] or None
-    dq, dk, dv, dbias, dsinks = backward(
-        o, lse, do, dlse, needs_dbias, *saved[: _INPUTS - 1], block_mask, *ctx.options
-    )
-    dbias, dsinks = dbias if needs_dbias else None, dsinks if needs_dsinks else None
-    return (dq, dk, dv, dbias, dsinks), block_mask
+    return o, lse, do, [*saved[: _INPUTS - 1], saved[_INPUTS - 1 :] or None]
 
 
 def _differentiate(ctx, do, dlse, backward=_attention_backward_op):
     """Gradients of all arguments of the operator."""
-    needs = (ctx.needs_input_grad[at] for at in (_BIAS, _SINKS))
-    (*grads, dsinks), block_mask = _gradients(ctx, do, dlse, *needs, backward)
-    of_blocks = block_mask and [None] * len(block_mask)
-    return *grads, None, dsinks, None, None, None, of_blocks, *(None,) * len(ctx.options)
+    o, lse, do, inputs = _saved(ctx, do)
+    needs_dbias, needs_dsinks = (ctx.needs_input_grad[at] for at in (_BIAS, _SINKS))
+    dq, dk, dv, dbias, dsinks = backward(o, lse, do, dlse, needs_dbias, *inputs, *ctx.options)
+    grads = dict.fromkeys(Inputs._fields) | {"q": dq, "k": dk, "v": dv}
+    grads |= {"bias": dbias if needs_dbias else None, "sinks": dsinks if needs_dsinks else None}
+    grads["block_mask"] = inputs[-1] and [None] * len(inputs[-1])
+    return *grads.values(), *(None,) * len(ctx.options)
 
 
 attention_forward_op.register_autograd(_differentiate, setup_context=_set_up)
@@ -201,18 +206,24 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, _q, _k, _v, _bias, _sinks, inputs, options):  # noqa: ANN205
-        output = _forward(*inputs, *options)
+        output = _forward_pass(*inputs, options)
         _save(ctx, inputs, options, output)
         return output
 
     @staticmethod
     def backward(ctx, do, dlse):  # noqa: ANN205
-        # With create_graph it is the operator that says that a gradient has no gradient.
         given = [grad for grad in (do, dlse) if grad is not None]
-        plain = not torch.is_grad_enabled() and _eager(*given) and not _many(*given)
-        backward = _backward if plain else _attention_backward_op
-        grads, _ = _gradients(ctx, do, dlse, *ctx.needs_input_grad[3:5], backward)
-        return *grads, None, None
+        o, lse, do, inputs = _saved(ctx, do)
+        needs_dbias, needs_dsinks = ctx.needs_input_grad[3:5]
+        taken = o, lse, do, dlse, needs_dbias, *inputs
+        if torch.is_grad_enabled() or not _eager(*given) or _many(*given):
+            # With create_graph it is the operator that says that a gradient has no gradient.
+            grads = _attention_backward_op(*taken, *ctx.options)
+        else:
+            grads = _five(_backward_pass(*taken, ctx.options), inputs[_SINKS])
+        dq, dk, dv, dbias, dsinks = grads
+        dbias, dsinks = dbias if needs_dbias else None, dsinks if needs_dsinks else None
+        return dq, dk, dv, dbias, dsinks, None, None
 
     jvp = staticmethod(_refuse_tangents)
 

@@ -233,6 +233,7 @@ class Graph:
         self._ran = [low.machine.coverage.block(block) for block in blocks]
         self.terminators = [self._terminator(op, low) for _, op in lowered]
         self.block_args = [[low.slot(x) for x in block.args] for block in blocks]
+        self._inner = low.inner_slots(blocks)
         if len(blocks) > 1:  # values cross blocks: nothing may be dropped early
             self.steps = [[(step, ()) for step, _ in steps] for steps in self.steps]
 
@@ -263,6 +264,8 @@ class Graph:
                 pending.append((target, env, where, machine.lanes))
                 continue
             ways = []
+            for slot in self._inner:  # what loops and branches left behind, of as many lanes
+                env[slot] = None  # as were in them last
             for successor, keep in zip(successors, (test, ~test), strict=True):
                 chosen = selection(keep)
                 narrowed = [take(value, chosen) for value in env]

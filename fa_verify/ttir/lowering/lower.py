@@ -20,6 +20,8 @@ from fa_verify.ttir.numbers.floats import CARRIER, Array
 from fa_verify.ttir.sanitizer.hints import watched
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fa_verify.ttir.engine.machine import Machine
     from fa_verify.ttir.memory.values import RuntimeValue, Terms
     from fa_verify.ttir.options import FloatModel
@@ -246,6 +248,16 @@ class Lowering:
         slots: list[int] = []
         for value in used - inside:
             slots += [table[value] for table in (self._slots, self._lazy) if value in table]
+        return tuple([slot for slot in slots if self.template[slot] is None])
+
+    def inner_slots(self, blocks: Sequence[Block]) -> tuple[int, ...]:
+        """Slots of what is computed in loops and branches of these blocks, and read there only."""
+        inner: list[Value] = []
+        for top in (op for block in blocks for op in block.ops):
+            for op in top.walk():
+                inner += () if op is top else op.results
+                inner += [x for region in op.regions for block in region.blocks for x in block.args]
+        slots = [table[x] for x in inner for table in (self._slots, self._lazy) if x in table]
         return tuple([slot for slot in slots if self.template[slot] is None])
 
     # -- common shapes of rule

@@ -253,6 +253,10 @@ def test_this_triton_is_one_we_are_tested_on():
 def test_a_kernel_shows_what_a_gpu_would_have_been_given():
     with ttir.execute():
         kernel = plain[(1,)](torch.zeros(16), 16, BLOCK=16)
+        assert "ptx" in kernel.asm
+        assert "hsaco" not in kernel.asm
+        assert kernel.asm.get("hsaco") is None
+        assert kernel.asm.get("ptx") == kernel.asm["ptx"]
         assert ".target sm_90" in kernel.asm["ptx"]
         assert "ttg.num-warps" in kernel.asm["ttgir"]
         assert kernel.asm["cubin"].startswith(b"\x7fELF")

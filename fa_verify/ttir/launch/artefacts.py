@@ -30,6 +30,14 @@ class Artefacts(compiler.AsmDict):  # type: ignore[misc]
         super().__init__(known)
         self._metadata, self._language = metadata, language
 
+    def __contains__(self, key: object) -> bool:
+        """Whether there is such a stage, made or not."""
+        return key in _LATER or super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a stage, made if need be."""
+        return self[key] if key in self else default
+
     def __missing__(self, key: str) -> Any:
         """Go on compiling."""
         if key in _LATER:

@@ -36,7 +36,10 @@ class Artefacts(compiler.AsmDict):  # type: ignore[misc]
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a stage, made if need be."""
-        return self[key] if key in self else default
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     def __missing__(self, key: str) -> Any:
         """Go on compiling."""

@@ -6,7 +6,8 @@ Draws the default distribution for TARGET (default: kernels/flash_attention.py:f
 case in this process with one thread, and prints CPU milliseconds a case, means, by the number of
 logits: running the kernel (its reruns included), making inputs, reference and bounds, the checks
 and statistics. On a card every case is judged twice, there and on the CPU, which is what decides
-where a case of that size is judged (`fa_verify.trial`).
+where a case of that size is judged (`fa_verify.trial`); its kernels are compiled before by as many
+processes as there are cores.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
+import multiprocessing
+import os
 import time
 import zlib
 from unittest import mock
 
 import torch
 
-from fa_verify import bounds, distribution, inputs, loader, trial, verify
+from fa_verify import bounds, distribution, inputs, loader, trial, verify, worker
 from fa_verify.backends import make
 from fa_verify.backends.base import Setup
 
@@ -68,13 +71,25 @@ class Clock:
         self._running[-1] = (stage, now)
 
 
+def _setup(backend, index):
+    if backend == "cuda":
+        return Setup(backend="cuda", config=index, float_model="hardware")
+    return Setup(backend=backend, config=zlib.crc32(f"{index}".encode()) % 840)
+
+
+def _compile(kernel, cases):
+    """Run each case once, with its reruns: what is compiled is in Triton's cache afterwards."""
+    items = [(kernel.target, str(case), str(_setup("cuda", index))) for index, case in cases]
+    processes = min(len(items), os.cpu_count() or 1)
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.starmap(worker.run, items, chunksize=1)
+
+
 def measure(kernel, backend, cases, card):
-    """Milliseconds of each case by stage, after one untimed run that compiles it."""
+    """Milliseconds of each case by stage, after one untimed run of it."""
     rows = []
     for index, case in cases:
-        setup = Setup(backend=backend.device, config=zlib.crc32(f"{index}".encode()) % 840)
-        if backend.device == "cuda":
-            setup = Setup(backend="cuda", config=index, float_model="hardware")
+        setup = _setup(backend.device, index)
         clock = Clock(card=card)
         one = functools.partial(verify.verify, case, kernel, setup, backend)
         one()
@@ -110,7 +125,7 @@ def show(title, rows):
         total = sum(means)
         label = "all" if high is None else f"{high:,}"
         print(f"{label:>14}{len(part):>7}" + "".join(f"{m:>10.2f}" for m in means), end="")
-        print(f"{total:>10.2f}{(total - means[0]) / total:>10.0%}")
+        print(f"{total:>10.2f}{(total - means[0]) / total:>10.0%}", flush=True)
 
 
 def main() -> None:
@@ -131,6 +146,9 @@ def main() -> None:
     if not card:
         show("CPU, ms of CPU time a case", measure(kernel, backend, drawn, card=False))
         return
+    begin = time.monotonic()
+    _compile(kernel, drawn)
+    print(f"compiled in {time.monotonic() - begin:.0f} s", flush=True)
     for where, most in (("the CPU", 1 << 62), ("the card", -1)):
         with mock.patch.object(trial, "_ON_THE_CPU", most):
             rows = measure(kernel, backend, drawn, card=True)

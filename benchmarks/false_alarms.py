@@ -38,6 +38,7 @@ ON_A_CARD = {
     **{f"{HERE}/sdpa.py:sdpa_{name}": 2 for name in ("flash", "flash_gqa")},
     f"{HERE}/sdpa.py:sdpa_cudnn_gradients": 1,
     **{f"{HERE}/flex.py:{name}": 1 for name in ("flex", "flex_forward")},
+    f"{HERE}/ways_launch.py": 1,
 }
 ON_THE_CPU = (
     f"{HERE}/emulated.py",
@@ -86,7 +87,7 @@ def _campaigns(options, gpus):
         public = {**ON_A_CARD, **dict.fromkeys(options.also, 1)} if options.public else {}
         for target, processes in public.items():
             for copy in range(processes * options.public):
-                name = f"{target.partition(':')[2] or 'also'}-{gpu}-{copy}"
+                name = f"{target.partition(':')[2] or Path(target).stem}-{gpu}-{copy}"
                 how = ("--backend", "cuda", "-n", "1", "--fence", ("poison", "page")[copy % 2])
                 yield name, (target,), how, base + 8 * (1 + copy) + index, gpu
     if options.cpu_workers:
@@ -94,7 +95,7 @@ def _campaigns(options, gpus):
         yield "cpu", ON_THE_CPU, how, base, ""
     if options.executor_workers:
         how = ("--backend", "cpu", "-n", str(options.executor_workers))
-        targets = ("kernels/flash_attention.py", *options.also)
+        targets = ("kernels/flash_attention.py", f"{HERE}/ways_launch.py", *options.also)
         yield "executor", targets, how, base, ""
 
 

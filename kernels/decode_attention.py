@@ -8,7 +8,8 @@ import torch
 from . import given
 from .cached_attention import attention_with_cache
 from .inputs import DTYPES
-from .operators import NAMESPACE, on_device
+from .operators import NAMESPACE, eager, on_device
+from .replay import Replayed
 
 __all__ = ["decode_attention"]
 
@@ -78,7 +79,7 @@ def decode_attention(
     packed = cu_seqlens_q is not None
     if packed and q.dim() == 3:
         q = q.transpose(0, 1).unsqueeze(0)
-    o, lse = _decode_op(
+    taken = (
         q,
         k_cache,
         v_cache,
@@ -96,20 +97,22 @@ def decode_attention(
         given.integer("num_splits", num_splits, optional=True),
         given.integer("split_keys", split_keys, optional=True),
     )
+    o, lse = (_decode_pass if _direct(q, k_cache, v_cache, sinks) else _decode_op)(*taken)
     if packed:
         o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (o, lse) if return_lse else o
 
 
-@torch.library.custom_op(
-    f"{NAMESPACE}::decode_attention",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? block_table, Tensor? cache_seqlens, "
-    "Tensor? cu_seqlens_q, int? max_seqlen_q, Tensor? sinks, float? softmax_scale, bool causal, "
-    "int window_left, int window_right, float softcap, str alignment, str dot_precision, "
-    "int? num_splits, int? split_keys) -> (Tensor, Tensor)",
-)
-def _decode_op(
+def _direct(*tensors):  # noqa: ANN002
+    """Whether the operator may be left out: it takes the host longer than the kernels the card."""
+    if torch.compiler.is_compiling() or not eager(*tensors):
+        return False
+    # The operator says that there are no gradients.
+    return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))
+
+
+@Replayed
+def _decode_pass(
     q, k_cache, v_cache, block_table, cache_seqlens, cu_seqlens_q, max_seqlen_q, sinks,
     softmax_scale, causal, window_left, window_right, softcap, alignment, dot_precision,
     num_splits, split_keys,
@@ -127,6 +130,21 @@ def _decode_op(
             alignment=alignment, dot_precision=dot_precision, num_splits=num_splits,
             split_keys=split_keys,
         )  # fmt: skip
+
+
+def _decode(*arguments):  # noqa: ANN002
+    return _decode_pass(*arguments)
+
+
+_decode_op = torch.library.custom_op(
+    f"{NAMESPACE}::decode_attention",
+    _decode,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? block_table, Tensor? cache_seqlens, "
+    "Tensor? cu_seqlens_q, int? max_seqlen_q, Tensor? sinks, float? softmax_scale, bool causal, "
+    "int window_left, int window_right, float softcap, str alignment, str dot_precision, "
+    "int? num_splits, int? split_keys) -> (Tensor, Tensor)",
+)
 
 
 @_decode_op.register_fake

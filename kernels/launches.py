@@ -24,29 +24,53 @@ _WORD, _WARP = 8, 32
 _ALIGNMENT = 64  # of a tensor map, and here of every parameter
 _MAP_WORDS = 16
 _FURTHER = 16  # bytes: another address that a map may have
-_UNUSUAL = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
+_UNUSUAL = ("launch_cooperative_grid", "global_scratch_size", "profile_scratch_size")
+_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class _LeftToTritonError(Exception):
     """A launch that is not made ready."""
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (
+        ("id", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("further", ctypes.c_byte * 56),
+    )
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("blocks", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
 class Cuda:
     """NVIDIA's driver, as far as launches need it.
 
     Args:
-        library: libcuda; it must have cuLaunchKernel and cuFuncGetParamInfo (CUDA 12.4).
+        library: libcuda; it must have cuLaunchKernelEx and cuFuncGetParamInfo (CUDA 12.4).
         active: Triton's driver.
 
     Attributes:
-        launch: cuLaunchKernel.
+        launch: cuLaunchKernelEx.
         stream: The address of a device's current stream.
     """
 
     def __init__(self, library, active) -> None:
-        pointer, count = ctypes.c_void_p, ctypes.c_uint
-        self.launch, self._parameter = library.cuLaunchKernel, library.cuFuncGetParamInfo
-        self.launch.argtypes = [pointer, *[count] * 7, *[pointer] * 3]
+        pointer = ctypes.c_void_p
+        self.launch, self._parameter = library.cuLaunchKernelEx, library.cuFuncGetParamInfo
+        self.launch.argtypes = [pointer] * 4
         self._parameter.argtypes = [pointer, ctypes.c_size_t, pointer, pointer]
         self.stream = active.get_current_stream
         utilities = active.utils
@@ -126,33 +150,37 @@ class _Launch:
             raise _LeftToTritonError
         self._cuda, self._compiled, self._grid = cuda, compiled, grid
         self._device = triton.runtime.driver.active.get_current_device()
-        self._sizes = (*grid, _WARP * metadata.num_warps, 1, 1, metadata.shared)
         self._image = bytearray()  # of all parameters
         self._offsets, self._addresses = [], []  # of parameters; (word, place) of addresses
         self._lay_out(values, places)
-        self._free = []  # parameters that nobody launches with
+        self._free = []  # what nobody launches with
 
     def __call__(self, tensors):  # noqa: ANN204
         """Launch with the tensors at the places."""
-        words, pointers = self._free.pop() if self._free else self._parameters()
+        config, words, pointers = self._free.pop() if self._free else self._made()
         for word, place in self._addresses:
             words[word] = tensors[place].data_ptr()
-        cuda, stream = self._cuda, self._cuda.stream(self._device)
-        error = cuda.launch(self._compiled.function, *self._sizes, stream, pointers, None)
-        self._free.append((words, pointers))
+        cuda = self._cuda
+        config.stream = cuda.stream(self._device)
+        error = cuda.launch(ctypes.byref(config), self._compiled.function, pointers, None)
+        self._free.append((config, words, pointers))
         if error:
-            msg = f"cuLaunchKernel: CUDA error {error}"
+            msg = f"cuLaunchKernelEx: CUDA error {error}"
             raise RuntimeError(msg)
 
-    def _parameters(self):
-        """The parameters in memory, as words, and a pointer to each."""
+    def _made(self):
+        """How to launch, the parameters in memory, as words, and a pointer to each."""
+        metadata = self._compiled.metadata
+        config = _Config(self._grid, (_WARP * metadata.num_warps, 1, 1), metadata.shared)
+        if getattr(metadata, "launch_pdl", False):
+            config.attributes, config.count = ctypes.pointer(_Attribute(_SERIALIZATION, 1)), 1
         memory = ctypes.create_string_buffer(len(self._image) + _ALIGNMENT)
         begin = -ctypes.addressof(memory) % _ALIGNMENT
         memory[begin : begin + len(self._image)] = bytes(self._image)
         start = ctypes.addressof(memory) + begin
         words = memoryview(memory).cast("B")[begin : begin + len(self._image)].cast("Q")
         pointers = (ctypes.c_void_p * len(self._offsets))(*(start + x for x in self._offsets))
-        return words, pointers
+        return config, words, pointers
 
     def _lay_out(self, values, places):
         """Put the parameters where they belong: those that Triton's launcher passes."""

@@ -18,6 +18,7 @@ __all__ = [
     "NAMESPACE",
     "attention_forward_op",
     "differentiable_attention",
+    "eager",
     "on_device",
     "triton_runs_on",
 ]
@@ -216,7 +217,7 @@ class _Attention(torch.autograd.Function):
         o, lse, do, inputs = _saved(ctx, do)
         needs_dbias, needs_dsinks = ctx.needs_input_grad[3:5]
         taken = o, lse, do, dlse, needs_dbias, *inputs
-        if torch.is_grad_enabled() or not _eager(*given) or _many(*given):
+        if torch.is_grad_enabled() or not eager(*given) or _many(*given):
             # With create_graph it is the operator that says that a gradient has no gradient.
             grads = _attention_backward_op(*taken, *ctx.options)
         else:
@@ -257,9 +258,13 @@ class _TransformedBackward(torch.autograd.Function):
         return _attention_backward_op(*arguments)
 
 
-def _eager(*tensors):  # noqa: ANN002
-    """Whether nothing looks at operators: no mode of dispatch, no tensor of another kind."""
-    if torch._C._len_torch_dispatch_stack() or tensors[0].is_meta:  # noqa: SLF001
+def eager(*tensors):  # noqa: ANN002
+    """Whether nothing looks at operators: no mode, no transform, no tensor of another kind."""
+    if (
+        torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+        or torch._C._are_functorch_transforms_active()  # noqa: SLF001
+        or tensors[0].is_meta
+    ):
         return False
     return all(x is None or type(x) in _PLAIN for x in tensors)
 
@@ -271,14 +276,14 @@ def _many(*grads):  # noqa: ANN002
 
 def differentiable_attention(inputs, options):
     """Return o and lse."""
-    if torch.compiler.is_compiling():
-        return attention_forward_op(*inputs, *options)
-    if torch._C._are_functorch_transforms_active():  # noqa: SLF001
-        return _Transformed.apply(*inputs, *options)
     q, k, v, bias, _, sinks, *_ = inputs
     differentiable = q, k, v, bias, sinks
-    if _eager(*differentiable):
+    if torch.compiler.is_compiling():
+        return attention_forward_op(*inputs, *options)
+    if eager(*differentiable):
         return _Attention.apply(*differentiable, inputs, options)
+    if torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        return _Transformed.apply(*inputs, *options)
     if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in differentiable):
         _refuse_tangents()  # the operator would lose them
     return attention_forward_op(*inputs, *options)

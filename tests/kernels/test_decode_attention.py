@@ -149,3 +149,38 @@ def test_what_does_not_fit_is_refused(kernels, change, message):
     given = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": lengths, **change}
     with ttir.execute(), pytest.raises(ValueError, match=message):
         kernels("decode_attention").decode_attention(**given)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_without_the_operator_calls_are_replayed(kernels, monkeypatch, page_size):
+    replay, decoding = kernels("replay"), kernels("decode_attention")
+    passes = replay.Replayed(decoding._decode_pass._function)
+    monkeypatch.setattr(decoding, "_decode_pass", passes)
+    monkeypatch.setattr(decoding, "eager", lambda *_: True)
+    monkeypatch.setattr(replay, "pinned", lambda: False)
+
+    def call(seed):
+        q, k, v, lengths = (x.clone() for x in tensors())
+        q += seed
+        lengths -= torch.tensor([seed, 0, 3 * seed], dtype=torch.int32)
+        options = {"cache_seqlens": lengths, "num_splits": 3}
+        if page_size:
+            (k, options["block_table"]), (v, _) = (paged(x, page_size) for x in (k, v))
+        return decoding.decode_attention(q, k, v, **options)
+
+    with ttir.execute() as run:
+        found = [call(seed) for seed in range(4)]
+        assert all(isinstance(one, replay.Noted) for one in passes._known.values())
+        monkeypatch.setattr(replay, "pinned", lambda: True)
+        assert all(map(torch.equal, found, [call(seed) for seed in range(4)]))
+    assert run.incidents == []
+
+
+def test_gradients_are_refused_without_the_operator_too(kernels, on_the_cpu):
+    q, k, v, _ = tensors()
+    decode = kernels("decode_attention").decode_attention
+    o = decode(q.requires_grad_(), k, v)
+    with pytest.raises(NotImplementedError, match="it has no gradient"):
+        o.sum().backward()
+    with torch.no_grad():
+        assert not decode(q, k, v).requires_grad

@@ -59,6 +59,16 @@ def assembled():
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
+class Config(ctypes.Structure):
+    """CUlaunchConfig, as cuda.h has it."""
+
+    _fields_ = [
+        *[(name, ctypes.c_uint) for name in ("x", "y", "z", "thread_x", "thread_y", "thread_z")],
+        *[("shared", ctypes.c_uint), ("stream", ctypes.c_void_p)],
+        *[("attributes", ctypes.POINTER(ctypes.c_int)), ("count", ctypes.c_uint)],
+    ]  # fmt: skip
+
+
 class Driver:
     """A driver that keeps what it is asked to launch; its kernel's parameters have these sizes."""
 
@@ -68,9 +78,8 @@ class Driver:
         self.cuFuncGetParamInfo = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, POINTERS, POINTERS
         )(self._parameter)
-        self.cuLaunchKernel = ctypes.CFUNCTYPE(
-            *(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7),
-            *(ctypes.c_void_p, POINTERS, ctypes.c_void_p),
+        self.cuLaunchKernelEx = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.POINTER(Config), ctypes.c_void_p, POINTERS, ctypes.c_void_p
         )(self._launch)
 
     def _parameter(self, function, index, offset, size):
@@ -80,12 +89,18 @@ class Driver:
         size[0] = self.sizes[index]
         return 0
 
-    def _launch(self, *arguments):
-        *numbers, pointers, extra = arguments
+    def _launch(self, config, function, pointers, extra):
         assert extra is None
+        assert function == FUNCTION
         self.before()
+        c = config[0]
+        attributes = c.attributes[0:4:2] if c.count else []  # number, value
         found = [ctypes.string_at(pointers[i], size) for i, size in enumerate(self.sizes)]
-        self.launched.append((numbers, found))
+        launch = SimpleNamespace(
+            grid=(c.x, c.y, c.z), threads=(c.thread_x, c.thread_y, c.thread_z),
+            shared=c.shared, stream=c.stream, attributes=attributes, parameters=found,
+        )  # fmt: skip
+        self.launched.append(launch)
         return self.error
 
 
@@ -140,19 +155,27 @@ def expected(described, x):
     ]  # fmt: skip
 
 
-def test_the_kernel_gets_what_its_assembly_declares(ready):
+def test_the_kernel_gets_what_its_assembly_declares(ready, assembled):
     library, prepare = ready()
     first = tensors()
     launch = prepare(first)
     for call, given in enumerate((first, tensors(), tensors())):
         launch(given)
-        numbers, parameters = library.launched[-1]
-        assert parameters == expected(*given)
-        assert numbers[:4] == [FUNCTION, *GRID]
-        assert numbers[4:7] == [128, 1, 1]
-        assert numbers[7] > 0  # shared memory
-        assert numbers[8] == STREAM + call + DEVICE
+        found = library.launched[-1]
+        assert found.parameters == expected(*given)
+        assert (found.grid, found.threads) == (GRID, (128, 1, 1))
+        assert found.shared == assembled.metadata.shared > 0
+        assert found.stream == STREAM + call + DEVICE
+        assert found.attributes == []
     assert len(library.launched) == 3
+
+
+def test_a_dependent_launch_is_one(ready):
+    """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is 6 in cuda.h."""
+    library, prepare = ready(launch_pdl=True)
+    given = tensors()
+    prepare(given)(given)
+    assert library.launched[0].attributes == [6, 1]
 
 
 def test_threads_do_not_share_parameters(ready):
@@ -165,28 +188,26 @@ def test_threads_do_not_share_parameters(ready):
         thread.start()
     for thread in threads:
         thread.join()
-    found = [parameters for _, parameters in library.launched]
+    found = [launch.parameters for launch in library.launched]
     assert sorted(found) == sorted(expected(*one) for one in given)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"num_ctas": 2},
-        {"launch_pdl": True},
-        {"launch_cooperative_grid": True},
-        {"global_scratch_size": 128},
-        {"profile_scratch_size": 128},
-        {"tensordesc_meta": None},
-        {"sizes": [8, 128, 4, 4, 8, 8, 8, 4, 4, 8]},
-        {"sizes": [8, 128, 4, 4, 8, 8, 4, 4, 4, 8, 8]},
-        {"words": lambda _, meta, address: (address + 1, *range(1, 16))},
-        {"words": lambda _, meta, address: (address, address % 32, *range(2, 16))},
-    ],
-    ids=str,
-)
-def test_what_differs_is_left_to_triton(ready, changed):
-    _, prepare = ready(**changed)
+DIFFERENT = {
+    "several programs a cluster": {"num_ctas": 2},
+    "cooperative": {"launch_cooperative_grid": True},
+    "memory for programs": {"global_scratch_size": 128},
+    "memory for profilers": {"profile_scratch_size": 128},
+    "descriptors without a map": {"tensordesc_meta": None},
+    "a parameter less": {"sizes": [8, 128, 4, 4, 8, 8, 8, 4, 4, 8]},
+    "a smaller parameter": {"sizes": [8, 128, 4, 4, 8, 8, 4, 4, 4, 8, 8]},
+    "no address first": {"words": lambda _, meta, address: (address + 1, *range(1, 16))},
+    "the address elsewhere": {"words": lambda _, m, address: (address, address, *range(2, 16))},
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_is_left_to_triton(ready, name):
+    _, prepare = ready(**DIFFERENT[name])
     assert prepare(tensors()) is None
 
 

@@ -211,7 +211,7 @@ def test_attention_gives_the_same_bits(kernels, replay, monkeypatch, shape, dete
     """Of Hopper's kernels and of the general ones, forward and backward, with a gradient of lse."""
     batch, heads_q, heads_kv, seqlen, head_dim = shape
     operators = kernels("operators")
-    monkeypatch.setattr(operators, "_eager", lambda *_: True)
+    monkeypatch.setattr(operators, "eager", lambda *_: True)
     replayed = {}
     for name in ("_forward_pass", "_backward_pass"):
         replayed[name] = replay.Replayed(getattr(operators, name)._function)
@@ -245,7 +245,7 @@ def test_attention_gives_the_same_bits(kernels, replay, monkeypatch, shape, dete
 def noted_attention(kernels, replay, monkeypatch):
     """``attention``, whose passes are noted and replayed, by the way that a card takes."""
     operators = kernels("operators")
-    monkeypatch.setattr(operators, "_eager", lambda *_: True)
+    monkeypatch.setattr(operators, "eager", lambda *_: True)
     for name in ("_forward_pass", "_backward_pass"):
         passes = replay.Replayed(getattr(operators, name)._function)
         monkeypatch.setattr(operators, name, passes)

@@ -14,7 +14,7 @@ import triton
 from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-__all__ = ["Cuda", "prepared", "watched"]
+__all__ = ["Cuda", "Launches", "prepared", "watched"]
 
 _NUMBERS = {
     "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q",
@@ -123,68 +123,103 @@ def watched():
 
 
 def prepared(compiled, grid, values, places):
-    """Return a function of a list of tensors that launches a kernel, or None.
+    """Return what `Launches` are made of, or None.
 
     Args:
         compiled: The kernel.
         grid: Of three numbers.
         values: Its arguments in this launch, in order, constants included.
-        places: By an argument's index: where in the list its tensor is, or the one that it
-            describes. The tensors must be of the form of those among `values`.
+        places: By an argument's index: where in a list its tensor is, or the one that it describes.
+            Tensors of other lists must be of the form of those among `values`.
     """
     cuda = Cuda.of(triton.runtime.driver.active)
     if cuda is None or not all(grid):
         return None
     try:
-        return _Launch(cuda, compiled, grid, values, places)
+        return _Prepared(cuda, compiled, grid, values, places)
     except _LeftToTritonError:
         return None
 
 
-class _Launch:
-    """A launch that is ready. Threads may launch it at a time: each has parameters of its own."""
+class Launches:
+    """Launches one after the other: a function of the list of tensors that they are of.
+
+    Threads may launch them at a time: each has parameters of its own.
+    """
+
+    def __init__(self, prepared) -> None:
+        self._prepared, self._cuda = prepared, prepared[0].cuda
+        self._device = triton.runtime.driver.active.get_current_device()
+        self._addresses, begin = [], 0  # (word of all, place of the tensor)
+        for one in prepared:
+            self._addresses += [(begin + word, place) for word, place in one.addresses]
+            begin += len(one.image) // _WORD
+        self._free = []  # parameters that nobody launches with
+
+    def __call__(self, tensors):  # noqa: ANN204
+        """Launch with the tensors at the places."""
+        free = self._free
+        made = free.pop() if free else self._made()
+        words, launches = made
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        for word, place in self._addresses:
+            words[word] = addresses[place]
+        launch, stream = self._cuda.launch, self._cuda.stream(self._device)
+        for config, reference, function, pointers in launches:
+            config.stream = stream
+            error = launch(reference, function, pointers, None)
+            if error:
+                msg = f"cuLaunchKernelEx: CUDA error {error}"
+                raise RuntimeError(msg)
+        free.append(made)
+
+    def _made(self):
+        """All parameters in memory, as words; and what each launch passes to the driver."""
+        image = b"".join(one.image for one in self._prepared)
+        memory = ctypes.create_string_buffer(len(image) + _ALIGNMENT)
+        begin = -ctypes.addressof(memory) % _ALIGNMENT
+        memory[begin : begin + len(image)] = image
+        words = memoryview(memory).cast("B")[begin : begin + len(image)].cast("Q")
+        start, launches = ctypes.addressof(memory) + begin, []
+        for one in self._prepared:
+            config = one.config()
+            pointers = (ctypes.c_void_p * len(one.offsets))(*(start + x for x in one.offsets))
+            function = ctypes.c_void_p(one.compiled.function)
+            launches.append((config, ctypes.byref(config), function, pointers))
+            start += len(one.image)
+        return words, launches
+
+
+class _Prepared:
+    """What does not change of a launch.
+
+    Attributes:
+        cuda: The driver.
+        compiled: The kernel.
+        image: All parameters, a multiple of the alignment.
+        offsets: Of each parameter in it.
+        addresses: Words of it that hold addresses, and the places of their tensors.
+    """
 
     def __init__(self, cuda, compiled, grid, values, places) -> None:
         metadata = compiled.metadata
         if metadata.num_ctas != 1 or any(getattr(metadata, name, 0) for name in _UNUSUAL):
             raise _LeftToTritonError
-        self._cuda, self._compiled, self._grid = cuda, compiled, grid
-        self._device = triton.runtime.driver.active.get_current_device()
-        self._image = bytearray()  # of all parameters
-        self._offsets, self._addresses = [], []  # of parameters; (word, place) of addresses
+        self.cuda, self.compiled, self._grid = cuda, compiled, grid
+        self.image, self.offsets, self.addresses = bytearray(), [], []
         self._lay_out(values, places)
-        self._free = []  # what nobody launches with
 
-    def __call__(self, tensors):  # noqa: ANN204
-        """Launch with the tensors at the places."""
-        config, words, pointers = self._free.pop() if self._free else self._made()
-        for word, place in self._addresses:
-            words[word] = tensors[place].data_ptr()
-        cuda = self._cuda
-        config.stream = cuda.stream(self._device)
-        error = cuda.launch(ctypes.byref(config), self._compiled.function, pointers, None)
-        self._free.append((config, words, pointers))
-        if error:
-            msg = f"cuLaunchKernelEx: CUDA error {error}"
-            raise RuntimeError(msg)
-
-    def _made(self):
-        """How to launch, the parameters in memory, as words, and a pointer to each."""
-        metadata = self._compiled.metadata
+    def config(self):
+        """How the driver is to launch it."""
+        metadata = self.compiled.metadata
         config = _Config(self._grid, (_WARP * metadata.num_warps, 1, 1), metadata.shared)
         if getattr(metadata, "launch_pdl", False):
             config.attributes, config.count = ctypes.pointer(_Attribute(_SERIALIZATION, 1)), 1
-        memory = ctypes.create_string_buffer(len(self._image) + _ALIGNMENT)
-        begin = -ctypes.addressof(memory) % _ALIGNMENT
-        memory[begin : begin + len(self._image)] = bytes(self._image)
-        start = ctypes.addressof(memory) + begin
-        words = memoryview(memory).cast("B")[begin : begin + len(self._image)].cast("Q")
-        pointers = (ctypes.c_void_p * len(self._offsets))(*(start + x for x in self._offsets))
-        return config, words, pointers
+        return config
 
     def _lay_out(self, values, places):
         """Put the parameters where they belong: those that Triton's launcher passes."""
-        compiled = self._compiled
+        compiled = self.compiled
         metas = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
         parameters, addresses = [], []
         for index, (value, kind) in enumerate(
@@ -203,14 +238,17 @@ class _Launch:
             else:
                 raise _LeftToTritonError
         parameters += [bytes(_WORD)] * 2  # memory for the programs and for profilers: none
-        if [len(x) for x in parameters] != self._cuda.parameters(compiled.function):
+        if [len(x) for x in parameters] != self.cuda.parameters(compiled.function):
             raise _LeftToTritonError
         for parameter in parameters:
-            alignment = _ALIGNMENT if len(parameter) > _WORD else _WORD
-            self._image += bytes(-len(self._image) % alignment)
-            self._offsets.append(len(self._image))
-            self._image += parameter
-        self._addresses = [(self._offsets[at] // _WORD, place) for at, place in addresses]
+            self._align(_ALIGNMENT if len(parameter) > _WORD else _WORD)
+            self.offsets.append(len(self.image))
+            self.image += parameter
+        self._align(_ALIGNMENT)  # for that of the next launch
+        self.addresses = [(self.offsets[at] // _WORD, place) for at, place in addresses]
+
+    def _align(self, alignment):
+        self.image += bytes(-len(self.image) % alignment)
 
     def _described(self, value, meta):
         """Parameters of a tensor descriptor."""
@@ -222,7 +260,7 @@ class _Launch:
         ):
             raise _LeftToTritonError
         return [
-            struct.pack("<16Q", *self._cuda.tensor_map(value, meta)),
+            struct.pack("<16Q", *self.cuda.tensor_map(value, meta)),
             *(struct.pack("<i", size) for size in value.shape),
             *(struct.pack("<q", stride) for stride in value.strides),
         ]

@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .descriptors import descriptor
-from .launches import prepared, watched
+from .launches import Launches, prepared, watched
 from .tuned import pinned
 
 __all__ = ["Noted", "Replayed", "note"]
@@ -36,6 +36,7 @@ _BINDINGS = {
     torch.ops.aten.new_empty_strided.default: torch.Tensor.new_empty_strided,
     torch.ops.aten.zeros.default: torch.zeros,
 }
+_ALLOCATING = {*_BINDINGS} - {torch.ops.aten.zeros.default}
 _noting = threading.Lock()
 
 
@@ -100,11 +101,14 @@ class Noted:
 
     Args:
         steps: Functions of the list of all tensors so far; those of operations append to it.
+        allocations: Those among them that only allocate.
+        launches: The others, as `Launches`; None, if they are not all launches made ready.
         results: Places of what is returned.
     """
 
-    def __init__(self, steps, results) -> None:
+    def __init__(self, steps, allocations, launches, results) -> None:
         self._steps, self._results = steps, results
+        self._allocations, self._launches = allocations, launches
 
     def __call__(self, tensors):  # noqa: ANN204
         """Return what the pass returns for this list of tensors, to which others are appended."""
@@ -112,8 +116,11 @@ class Noted:
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 return self(tensors)
-        for step in self._steps:
+        apart = self._launches is None or watched()
+        for step in self._steps if apart else self._allocations:
             step(tensors)
+        if not apart:
+            self._launches(tensors)
         return tuple([tensors[place] for place in self._results])
 
 
@@ -153,7 +160,8 @@ class _Notes(TorchDispatchMode):
         for place, tensor in enumerate(tensors):
             self._keep(tensor, place)
         self._thread = threading.get_ident()
-        self._steps, self._launches = [], []
+        self._steps, self._launched, self._ready = [], [], []
+        self._allocations = []
         self._failed = False
 
     @classmethod
@@ -184,7 +192,10 @@ class _Notes(TorchDispatchMode):
         places = [self._places.get(id(result)) for result in results]
         if self._failed or None in places:
             return None
-        return Noted(self._steps, places)
+        together = None
+        if self._ready and len(self._steps) == len(self._allocations) + len(self._ready):
+            together = Launches(self._ready)
+        return Noted(self._steps, self._allocations, together, places)
 
     def _note(self, take):
         try:
@@ -205,7 +216,10 @@ class _Notes(TorchDispatchMode):
         args, kwargs = _Filled(args, self._places), _Filled(kwargs.values(), self._places, kwargs)
         self._keep(result, self._count)
         self._count += 1
-        return _appending(_BINDINGS.get(func, func), args, kwargs)
+        step = _appending(_BINDINGS.get(func, func), args, kwargs)
+        if func in _ALLOCATING:
+            self._allocations.append(step)
+        return step
 
     def _keep(self, tensor, place):
         """Know a tensor by its id, which no other gets as long as it lives."""
@@ -226,17 +240,19 @@ class _Notes(TorchDispatchMode):
         values = [named[name] for name in kernel.arg_names]
         filled = _Filled(values, self._places)
         launch = id(compiled), grid, filled
-        if launch in self._launches:  # the autotuner takes times
+        if launch in self._launched:  # the autotuner takes times
             raise _UnnotableError
-        self._launches.append(launch)
-        run = compiled[grid]
+        self._launched.append(launch)
         ready = prepared(compiled, grid, values, filled.places)
+        run, alone = compiled[grid], ready and Launches([ready])
+        if ready is not None:
+            self._ready.append(ready)
 
         def step(tensors):
-            if ready is None or watched():
+            if alone is None or watched():
                 run(*filled.of(tensors))
             else:
-                ready(tensors)
+                alone(tensors)
 
         return step
 

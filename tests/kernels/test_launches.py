@@ -99,6 +99,7 @@ class Driver:
         launch = SimpleNamespace(
             grid=(c.x, c.y, c.z), threads=(c.thread_x, c.thread_y, c.thread_z),
             shared=c.shared, stream=c.stream, attributes=attributes, parameters=found,
+            places=tuple(pointers[i] for i in range(len(self.sizes))),
         )  # fmt: skip
         self.launched.append(launch)
         return self.error
@@ -129,7 +130,12 @@ def ready(kernels, assembled, monkeypatch):
         monkeypatch.setattr(launches.triton.runtime, "driver", SimpleNamespace(active=active))
         metadata = SimpleNamespace(**{**assembled.metadata._asdict(), **changed})
         compiled = SimpleNamespace(src=assembled.src, metadata=metadata, function=FUNCTION)
-        return library, lambda tensors: launches.prepared(compiled, GRID, values(*tensors), PLACES)
+
+        def prepare(tensors, times=1):
+            one = launches.prepared(compiled, GRID, values(*tensors), PLACES)
+            return one and launches.Launches([one] * times)
+
+        return library, prepare
 
     return made
 
@@ -168,6 +174,23 @@ def test_the_kernel_gets_what_its_assembly_declares(ready, assembled):
         assert found.stream == STREAM + call + DEVICE
         assert found.attributes == []
     assert len(library.launched) == 3
+
+
+def test_launches_together_have_parameters_of_their_own(ready):
+    library, prepare = ready()
+    given = tensors()
+    addresses = set()
+    launch = prepare(given, times=3)
+    for _ in range(2):
+        launch(given)
+    assert [one.parameters for one in library.launched] == [expected(*given)] * 6
+    for one in library.launched:
+        assert not any(address % 8 for address in one.places)
+        assert one.places[1] % 64 == 0  # the tensor map
+        addresses.add(one.places)
+    assert len(addresses) == 3  # all are read before the next call changes them
+    (stream_of_first,) = {one.stream for one in library.launched[:3]}
+    assert stream_of_first == STREAM + DEVICE
 
 
 def test_a_dependent_launch_is_one(ready):

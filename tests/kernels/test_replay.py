@@ -242,6 +242,67 @@ def test_attention_gives_the_same_bits(kernels, replay, monkeypatch, shape, dete
 
 
 @pytest.fixture
+def made_ready(replay, monkeypatch):
+    """Launches made ready as on a card, though these run here; how many went together each time."""
+    together = []
+
+    class Launches:
+        def __init__(self, ready) -> None:
+            self.ready = ready
+
+        def __call__(self, tensors):
+            together.append(len(self.ready))
+            for compiled, grid, values, places in self.ready:
+                given = [tensors[places[i]] if i in places else x for i, x in enumerate(values)]
+                compiled[grid](*given)
+
+    monkeypatch.setattr(replay, "prepared", lambda *launch: launch)
+    monkeypatch.setattr(replay, "Launches", Launches)
+    return together
+
+
+def chained(x):
+    """A pass of allocations and launches alone, in turns."""
+    y = x.new_empty(x.shape)
+    scaled_kernel[(3,)](x, y, len(x), 2.0, BLOCK=16)
+    z = torch.empty_like(y)
+    scaled_kernel[(3,)](y, z, len(x), 3.0, BLOCK=16)
+    return z, y
+
+
+def test_launches_go_together_where_nothing_comes_between(calls, made_ready):
+    replayed, _ = calls(chained)
+    with ttir.execute() as run:
+        for call in range(4):
+            x = torch.arange(40.0) + call
+            z, y = replayed(x)
+            assert torch.equal(z, 6 * x)
+            assert torch.equal(y, 2 * x)
+    assert run.incidents == []
+    assert made_ready == [2, 2]
+
+
+def test_operations_between_launches_keep_their_turn(calls, made_ready):
+    replayed, _ = calls(scaled)
+    with ttir.execute():
+        for call in range(3):
+            x = torch.arange(40.0) + call
+            assert torch.equal(replayed(x, 3.0)[0], 6 * x)
+    assert made_ready == [1, 1]
+
+
+def test_who_watches_launches_sees_each(calls, made_ready, replay, monkeypatch):
+    replayed, _ = calls(chained)
+    with ttir.execute() as run:
+        for call in range(4):
+            monkeypatch.setattr(replay, "watched", lambda call=call: call == 3)
+            x = torch.arange(40.0) + call
+            assert torch.equal(replayed(x)[0], 6 * x)
+    assert made_ready == [2]
+    assert len(run.launches) == 8
+
+
+@pytest.fixture
 def noted_attention(kernels, replay, monkeypatch):
     """``attention``, whose passes are noted and replayed, by the way that a card takes."""
     operators = kernels("operators")

@@ -29,17 +29,18 @@ if TYPE_CHECKING:
     from fa_verify.record import CaseRecord, FailureRecord
     from fa_verify.spool import Argument, Running
 
-__all__ = ["located"]
+__all__ = ["LOCATING", "located"]
 
 # Distances in bytes at which the page is tried first, all at once; then four at a time between the
 # last that faults and the first that does not, down to the 16 bytes of an aligned base.
 _DISTANCES = tuple(1 << bits for bits in range(6, 27, 4))
 _AT_ONCE = 4
-_SECONDS = 40.0  # a fault costs one to three of them, and there are about 25 to provoke
+LOCATING = 40.0
+"""Seconds: a fault costs one to three of them, and there are about 25 to provoke."""
 
 
 def located(
-    pool: Pool, kernel: Kernel, record: CaseRecord, *, seconds: float = _SECONDS
+    pool: Pool, kernel: Kernel, record: CaseRecord, *, seconds: float = LOCATING
 ) -> CaseRecord:
     """The record of a fault with the argument and the element, as far as they can be found.
 
@@ -47,10 +48,10 @@ def located(
         pool: Where the case faulted.
         kernel: The kernel.
         record: Of a fault on a card; any other record comes back as it is.
-        seconds: Time for it.
+        seconds: Time for it; without any the record comes back as it is, too.
     """
     crashed = [failure.check for failure in record.failures] == ["crash"]
-    if not crashed or Setup.parse(record.setup).backend != "cuda":
+    if not crashed or seconds <= 0 or Setup.parse(record.setup).backend != "cuda":
         return record
     search = _Search(pool, kernel, record, time.monotonic() + seconds)
     failure = record.failures[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -64,8 +65,6 @@ class Pool:
         """
         processes = workers * lanes
         self._sharing = Sharing.start() if card and processes > 1 else Sharing(None)
-        # Whether a case shares a card, where others may bring it down, and how to run it once more.
-        self._again: dict[Future[CaseRecord], tuple[bool, Callable[..., Future[CaseRecord]]]] = {}
         self._spool = spool or Path(tempfile.mkdtemp(prefix="fa-verify-"))
         self._spool.mkdir(parents=True, exist_ok=True)
         # By target; None: nothing more is compiled ahead of the kernel's cases.
@@ -92,24 +91,48 @@ class Pool:
         search: bool = False,
         explain: bool = False,
         others: tuple[str, ...] = (),
-        patience: float = 1.0,
     ) -> Future[CaseRecord]:
         """Start one case; a case of a search is judged by det alone.
 
-        It may take `patience` times as long as others.
+        A death on a card that it shared with others is not yet a failure of the kernel: sharing
+        ends, and the case runs again, behind what is in work. Nor is a limit of the wall's clock on
+        a machine with more to do than it has cores.
         """
-        future: Future[CaseRecord] = self._pool.schedule(
-            worker.run,
-            args=(kernel.target, str(case), str(setup)),
-            kwargs={"independent": not search, "explain": explain, "others": others},
-            timeout=self._timeout * patience + _GRACE,
-        )
-        if patience == 1:
-            again = functools.partial(
-                self.submit, kernel, case, setup, search=search, explain=explain, others=others
-            )
-            self._again[future] = self._sharing.folder is not None, again
+        future: Future[CaseRecord] = Future()
+        kwargs = {"independent": not search, "explain": explain, "others": others}
+        args = (kernel.target, str(case), str(setup))
+        self._try(future, functools.partial(self._scheduled, args, kwargs))
         return future
+
+    def _scheduled(
+        self, args: tuple[str, ...], kwargs: dict[str, object], patience: float
+    ) -> Future[CaseRecord]:
+        """One run, which may take `patience` times as long as others."""
+        future: Future[CaseRecord] = self._pool.schedule(
+            worker.run, args=args, kwargs=kwargs, timeout=self._timeout * patience + _GRACE
+        )
+        return future
+
+    def _try(
+        self,
+        future: Future[CaseRecord],
+        schedule: Callable[[float], Future[CaseRecord]],
+        patience: float = 1.0,
+    ) -> None:
+        shared = self._sharing.folder is not None
+
+        def ended(done: Future[CaseRecord]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if isinstance(error, _DEATHS):
+                self._sharing.stop()
+                again = 1.0 if shared else _patience(error, patience)
+                if again:
+                    with contextlib.suppress(RuntimeError):  # the pool has been stopped
+                        self._try(future, schedule, again)
+                        return
+            _copy(future, done)
+
+        schedule(patience).add_done_callback(ended)
 
     def compile_ahead(self, items: Iterable[tuple[Kernel, Case, Setup]]) -> None:
         """Compile what cases will need, before those that are submitted later.
@@ -170,19 +193,7 @@ class Pool:
     def result(
         self, future: Future[CaseRecord], kernel: Kernel, case: Case, setup: Setup
     ) -> CaseRecord:
-        """The record of a finished case; a dead or killed worker is a failure of the kernel.
-
-        Of a card that it shared with others it is not yet: sharing ends, and the case runs again.
-        Nor is a limit of the wall's clock on a machine with more to do than it has cores.
-        """
-        shared, again = self._again.pop(future, (False, None))
-        if again is not None and isinstance(future.exception(), _DEATHS):
-            self._sharing.stop()
-            if shared:
-                return self.result(again(), kernel, case, setup)
-            crowd = _crowd()
-            if isinstance(future.exception(), TimeoutError) and crowd > _CROWDED:
-                return self.result(again(patience=crowd), kernel, case, setup)
+        """The record of a finished case; a dead or killed worker is a failure of the kernel."""
         faulted = False
         try:
             return future.result()
@@ -216,6 +227,12 @@ class Pool:
         self._pool.join()
         self._sharing.stop()
         shutil.rmtree(self._spool, ignore_errors=True)
+
+
+def _patience(error: Exception, before: float) -> float:
+    """How much more time a case gets that ended so: none, or once what others took of it."""
+    crowd = _crowd() if isinstance(error, TimeoutError) and before == 1.0 else 0.0
+    return crowd if crowd > _CROWDED else 0.0
 
 
 def _crowd() -> float:

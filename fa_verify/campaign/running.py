@@ -117,7 +117,7 @@ def _shrink_all(
             return None
         listener.shrinking(record)
         mine = [other for whose, other in failed if whose is kernel]
-        return smallest(pool, kernel, record, plan, mine)
+        return smallest(pool, kernel, record, plan, mine, end=end)
 
     with ThreadPoolExecutor(plan.processes) as threads:
         started = [threads.submit(small, *item) for item in distinct(failed, plan.shrinks)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
+import time
 from typing import TYPE_CHECKING
 
 from fa_verify.backends.base import Setup
 from fa_verify.case import Case
-from fa_verify.faults import located
+from fa_verify.faults import LOCATING, located
 from fa_verify.record import CaseRecord, Shrunk, kind_of
 from fa_verify.strategies import shrink
 
@@ -51,7 +52,13 @@ def _size(record: CaseRecord) -> int:
 
 
 def smallest(
-    pool: Pool, kernel: Kernel, record: CaseRecord, plan: Plan, failed: Sequence[CaseRecord]
+    pool: Pool,
+    kernel: Kernel,
+    record: CaseRecord,
+    plan: Plan,
+    failed: Sequence[CaseRecord],
+    *,
+    end: float | None = None,
 ) -> Shrunk:
     """The smallest case found on which the kernel still fails in the same way, with its cause.
 
@@ -61,7 +68,12 @@ def smallest(
         record: A case that failed.
         plan: The campaign's.
         failed: Every case on which the kernel failed.
+        end: When, by the monotonic clock, nothing more is to be tried; None: no limit.
     """
+
+    def left(seconds: float) -> float:
+        return seconds if end is None else max(0.0, min(seconds, end - time.monotonic()))
+
     setup = Setup.parse(record.setup)
     wanted = {(f.check, f.title) for f in record.failures[:1]}
     best = record
@@ -82,9 +94,9 @@ def smallest(
     case = Case.parse(record.case)
     found = fails(case)  # else only the probabilistic bound saw it: a search may not use that
     if found:
-        shrink(case, fails, capabilities=kernel.takes, max_seconds=plan.shrink_seconds)
+        shrink(case, fails, capabilities=kernel.takes, max_seconds=left(plan.shrink_seconds))
     if "crash" in {failure.check for failure in best.failures}:
-        where = located(pool, kernel, best)
+        where = located(pool, kernel, best, seconds=left(LOCATING))
         return Shrunk(original=record.case, record=where)
     explained = run(Case.parse(best.case), search=found, explain=True)
     return Shrunk(original=record.case, record=explained if explained.failures else best)

@@ -134,3 +134,5 @@ def test_other_records_come_back_as_they_are():
         _record(kernel, CASE, Setup(), Verdict.FAIL, failures=(crash,)),
     ):
         assert faults.located(Faulty("k", 1), kernel, record, seconds=1.0) is record
+    fault = _record(kernel, CASE, Setup(backend="cuda"), Verdict.FAIL, failures=(crash,))
+    assert faults.located(None, kernel, fault, seconds=0.0) is fault  # a budget is over

@@ -7,6 +7,7 @@ do its errors come from there.
 import math
 
 import torch
+from torch.autograd import forward_ad
 
 # As it is when this loads: what takes its place afterwards may be the function below.
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
@@ -48,6 +49,7 @@ def scaled_dot_product_attention(
         _kernels_take(query, key, value, scale, enable_gqa)
         and _mask_fits(attn_mask, query, key, is_causal)
         and 0.0 <= dropout_p < 1.0
+        and not _transformed()
         and faster(query, key, value)
     ):
         return torch_attention(
@@ -64,6 +66,14 @@ def scaled_dot_product_attention(
         alignment="top-left",
         dot_precision=_float32_precision() if query.dtype == torch.float32 else "ieee",
     )
+
+
+def _transformed():
+    """Whether torch.func or forward mode is at work, for which PyTorch's function has its rules."""
+    if torch.compiler.is_compiling():
+        return False
+    transforms = torch._C._are_functorch_transforms_active()  # noqa: SLF001
+    return transforms or forward_ad._current_level >= 0  # noqa: SLF001
 
 
 def _float32_precision():

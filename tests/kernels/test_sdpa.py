@@ -74,6 +74,27 @@ def test_rows_that_a_mask_hides_whole_are_torchs(sdpa):
     torch.testing.assert_close(got, grads(exact, inputs), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own
+def test_transforms_are_torchs(sdpa):
+    x = torch.randn(3, 1, 2, 8, 16)
+    plain = functional.scaled_dot_product_attention
+    transforms = (
+        lambda f: torch.vmap(lambda y: f(y, y, y))(x),
+        lambda f: torch.func.grad(lambda y: f(y, y, y).square().sum())(x[0]),
+        lambda f: torch.func.jvp(lambda y: f(y, y, y), (x[0],), (x[1],))[1],
+    )
+    with ttir.execute() as run, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        for transform in transforms:
+            assert torch.equal(transform(sdpa), transform(plain))
+        assert run.launches == []
+        with torch.autograd.forward_ad.dual_level():
+            y = torch.autograd.forward_ad.make_dual(x[0], x[1])
+            assert torch.autograd.forward_ad.unpack_dual(sdpa(y, y, y)).tangent is not None
+        assert run.launches == []
+        sdpa(x[0], x[0], x[0])
+        assert run.launches != []
+
+
 def test_dropout_is_that_of_the_generator(sdpa, kernels):
     inputs = leaves((1, 2, 150, 16), (1, 2, 150, 16), (1, 2, 150, 16))
     with ttir.execute():

@@ -159,6 +159,8 @@ _FIXED = {
 def _value(trials: Sequence[Trial], failure: Failure, evidence: Evidence, causes: _Causes) -> str:
     name, trial = failure.tensor, trials[0]
     found = causes.forward if name in _FORWARD else causes.backward
+    if found is not None and name not in found.covers:
+        found = None
     if found is not None and found.hypothesis.follows and causes.forward is not None:
         text = f"follows from the forward pass: {causes.forward.text}"
     elif found is not None and found.hypothesis.follows:

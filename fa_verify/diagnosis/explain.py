@@ -55,6 +55,7 @@ class Explanation:
             negative: that it does not agree with all of.
         others: Sentences of what explains all of them as well.
         apart: Cases that fail likewise, but are no neighbours of the first, it does not explain.
+        covers: The tensors that it says anything of.
     """
 
     hypothesis: Hypothesis
@@ -63,6 +64,7 @@ class Explanation:
     passing: int
     others: tuple[str, ...] = ()
     apart: bool = False
+    covers: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -241,6 +243,7 @@ def _chosen(
         failing=counts[0],
         passing=counts[1],
         others=tuple(dict.fromkeys(others))[:_MOST_NAMED],
+        covers=frozenset(hypothesis.predict().values),
     )
 
 

@@ -189,6 +189,7 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         shared(problem, whole=evidence.whole),
         skips(config, problem),
         loops(config, problem),
+        loops_over_rows(config, problem),
         operands(problem),
     )
     for source in sources:

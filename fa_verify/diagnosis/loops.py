@@ -32,6 +32,7 @@ def forward_loops(problem: Problem) -> Iterator[tuple[str, str]]:
     if not mask.pattern:
         if mask.window_left is not None:
             yield "the loop over the keys of a window begins a block too late", "begin late"
+            yield "the loop over the keys of a window skips its first block", "begin after"
         if ends:
             yield "the loop over keys ends one key too early", "end short"
         shifted = mask.alignment == "bottom-right"
@@ -45,6 +46,7 @@ def forward_loops(problem: Problem) -> Iterator[tuple[str, str]]:
     if not ends:
         yield "the loop over keys ends at a causal diagonal though none is asked", "end causal"
     yield "the loop over keys is rounded down: its last, partial block is left out", "end floor"
+    yield "the loop over keys leaves out its last block", "end before"
 
 
 def row_loops(problem: Problem) -> Iterator[tuple[str, str]]:
@@ -57,6 +59,7 @@ def row_loops(problem: Problem) -> Iterator[tuple[str, str]]:
     shifted = mask.alignment == "bottom-right"
     if mask.causal or mask.window_right is not None:
         yield "the loop over rows begins a block after the diagonal", "rows late"
+        yield "the loop over rows skips the diagonal's block", "rows after"
         if shifted:
             text = f"the loop over rows begins at the block's first key: {_MISSING}"
             yield text, "rows begin unshifted"
@@ -66,6 +69,7 @@ def row_loops(problem: Problem) -> Iterator[tuple[str, str]]:
             text = f"the loop over rows ends at a window about the block's keys: {_MISSING}"
             yield text, "rows end unshifted"
     yield "the loop over rows is rounded down: its last, partial block is left out", "rows floor"
+    yield "the loop over rows leaves out its last block", "rows before"
 
 
 class _Places(NamedTuple):
@@ -120,6 +124,7 @@ def visited(
         return tiles & (keys < -(-end // block_n) * block_n)
     starts = {
         "begin late": -(-begin // block_n) * block_n,
+        "begin after": (begin // block_n + 1) * block_n,
         "begin at the query": first // block_n * block_n,
         "begin unshifted": (first - (mask.window_left or 0)).clamp(min=0) // block_n * block_n,
     }
@@ -129,6 +134,7 @@ def visited(
         "end causal": -(-(diagonal + (right or 0)) // block_n) * block_n,
         "end unshifted": -(-(first + block_m + (right or 0)) // block_n) * block_n,
         "end floor": end // block_n * block_n,
+        "end before": (end - 1) // block_n * block_n,
     }
     if loop in starts:
         return visible & (keys >= starts[loop])
@@ -145,6 +151,8 @@ def _rows(problem: Problem, loop: str, at: _Places, block_m: int, block_n: int) 
     begin = torch.zeros_like(first) if right is None else (first - shift - right).clamp(min=0)
     if loop == "rows late":
         return rows >= -(-begin // block_m) * block_m
+    if loop == "rows after":
+        return rows >= (begin // block_m + 1) * block_m
     if loop == "rows begin unshifted":
         return rows >= begin // block_m * block_m
     end = queries  # "rows floor"
@@ -157,4 +165,6 @@ def _rows(problem: Problem, loop: str, at: _Places, block_m: int, block_n: int) 
         return rows < -(-end // block_m) * block_m
     if loop == "rows short":  # the last block is whole: what it visits is masked row by row
         return rows < -(-(end - 1) // block_m) * block_m
+    if loop == "rows before":
+        end = end - 1
     return rows < end // block_m * block_m

@@ -55,6 +55,8 @@ def _order(seen: Observation, axis: int) -> list[int] | None:
         source = int(torch.nan_to_num(far, nan=torch.inf).argmin())
         if source == index or not bool(far[source] <= tolerance[source] + 1e-300):
             return None
+        if not bool(reference[source].any()):  # what is lost is 0, as some results are: no order
+            return None
         if int((far <= _APART * tolerance).sum()) > 1:  # slices that are alike tell no order
             return None
         order[index] = source

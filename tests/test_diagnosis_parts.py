@@ -37,6 +37,7 @@ from tests.test_diagnosis import FULL, GQA, Plain, incident
 torch.set_num_threads(1)
 
 FORWARD = explain.Pass(names=("o", "lse"), backward=False)
+GRADIENTS = explain.Pass(names=("dq", "dk", "dv"), backward=True)
 NEVER = math.inf
 
 
@@ -472,3 +473,25 @@ def test_a_loop_without_the_shift_hurts_where_the_lengths_differ(lengths, hurts)
     seen = model.visible(window, RIGHT, lengths[0])
     for loop in ("begin unshifted", "rows end unshifted"):
         assert bool((visited(window, seen, loop, 16, 16) != seen).any()) is hurts
+
+
+class FirstOfGroup(Plain):
+    """Reads delta of each group's first head, in dk and dv."""
+
+    def backward(self, problem, q, k, v, outputs, do):
+        right = super().backward(problem, q, k, v, outputs, do)
+        first = torch.arange(problem.heads_q) // problem.group * problem.group
+        moved = Outputs((outputs.o * do).sum(-1, keepdim=True)[:, first] / do / do.shape[-1])
+        wrong = super().backward(problem, q, k, v, dataclasses.replace(outputs, o=moved.o), do)
+        return dataclasses.replace(wrong, dq=right.dq)
+
+
+@pytest.mark.parametrize(("heads", "named"), [("4/2", True), ("2/2", False)])
+def test_what_belongs_to_a_row_may_be_read_at_another_head(heads, named):
+    line = f"pass=bwd h={heads} s=20x24 d=32 dtype=float32 seed=5"
+    plain = FirstOfGroup("")
+    kernel = Kernel(name="plain", forward=plain.forward, backward=plain.backward)
+    trial = Trial(kernel, Case.parse(line), Setup(), CpuBackend())
+    found = explain.explain(GRADIENTS, [explain.Witness(trial, gather(trial))], NEVER)
+    said = "in dk and dv, delta is read at the first head of the group"
+    assert (found is not None and found.text.startswith(said)) is named

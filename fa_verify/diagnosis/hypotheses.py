@@ -197,6 +197,7 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
             yield from predict.hypotheses(cause, "in the backward pass,")
     yield from _first_block(predict)
     yield from _one_kernel(predict, config)
+    yield from _heads_of_rows(predict)
     for text, values in rows.other_delta(predict):
         known = functools.partial(Prediction, values)
         yield Hypothesis(text, known, name="another delta", fitted=True)
@@ -217,6 +218,31 @@ def _first_block(predict: Backward) -> Iterator[Hypothesis]:
             yield from predict.addressed(text, loaded)
 
 
+def _heads_of_rows(predict: Backward) -> Iterator[Hypothesis]:
+    """What belongs to a row of a query head is read at another head of its group."""
+    problem, do = predict.evidence.problem, predict.evidence.do
+    if problem.group == 1 or do is None:
+        return
+    delta = (do * predict.o).sum(dim=-1)
+    heads = torch.arange(problem.heads_q) // problem.group
+    for text, at in (
+        ("the first head of the group", heads * problem.group),
+        ("the query head with the key head's number", heads),
+    ):
+        for what, lse, given in (
+            ("lse and delta", predict.lse[:, at], delta[:, at]),
+            ("lse", predict.lse[:, at], None),
+            ("delta", predict.lse, delta[:, at]),
+        ):
+            wrong = functools.partial(predict.given(lse), delta=given)
+            sentence = f"{what} {'is' if ' ' not in what else 'are'} read at {text}"
+            yield Hypothesis(f"in the backward pass, {sentence}", wrong)
+            for names, others in _SIDES[:2]:
+                if not predict.evidence.wrong(*others):
+                    part = _only(names, predict.right, wrong)
+                    yield Hypothesis(f"in {' and '.join(names)}, {sentence}", part)
+
+
 _SIDES = (
     (("dq",), ("dk", "dv")),
     (("dk", "dv"), ("dq",)),
@@ -231,13 +257,9 @@ def _one_kernel(predict: Backward, config: str) -> Iterator[Hypothesis]:
     for names, others in _SIDES:
         if predict.evidence.wrong(*others):  # where these are right too, the cause must be idle
             continue
-        causes = [
-            *gradients(problem),
-            *shared(problem, whole=predict.evidence.whole),
-            *loops(config, problem),
-        ]
+        causes = [*gradients(problem), *shared(problem, whole=predict.evidence.whole)]
         causes += loops_over_rows(config, problem) if "dq" not in names else []
-        causes += [*skips(config, problem), *operands(problem)]
+        causes += [*loops(config, problem), *skips(config, problem), *operands(problem)]
         for cause in causes:
             where = f"in {' and '.join(names)},"
             for hypothesis in predict.hypotheses(cause, where):

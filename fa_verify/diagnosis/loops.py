@@ -149,22 +149,21 @@ def _rows(problem: Problem, loop: str, at: _Places, block_m: int, block_n: int) 
     right = 0 if mask.causal else mask.window_right
     first = keys // block_n * block_n
     begin = torch.zeros_like(first) if right is None else (first - shift - right).clamp(min=0)
-    if loop == "rows late":
-        return rows >= -(-begin // block_m) * block_m
-    if loop == "rows after":
-        return rows >= (begin // block_m + 1) * block_m
-    if loop == "rows begin unshifted":
-        return rows >= begin // block_m * block_m
-    end = queries  # "rows floor"
+    end = queries
     if mask.window_left is not None:
         last = torch.minimum(first + block_n, length) - 1
         end = torch.minimum(last - shift + mask.window_left + 1, queries)
+    starts = {
+        "rows late": -(-begin // block_m) * block_m,
+        "rows after": (begin // block_m + 1) * block_m,
+        "rows begin unshifted": begin // block_m * block_m,
+    }
+    ends = {  # the last block is whole: what it visits is masked row by row
+        "rows short": -(-(end - 1) // block_m) * block_m,
+        "rows end unshifted": -(-end // block_m) * block_m,
+        "rows floor": end // block_m * block_m,
+        "rows before": (end - 1) // block_m * block_m,
+    }
     if loop == "rows unmasked":
         return (rows >= begin // block_m * block_m) & (rows < -(-end // block_m) * block_m)
-    if loop == "rows end unshifted":
-        return rows < -(-end // block_m) * block_m
-    if loop == "rows short":  # the last block is whole: what it visits is masked row by row
-        return rows < -(-(end - 1) // block_m) * block_m
-    if loop == "rows before":
-        end = end - 1
-    return rows < end // block_m * block_m
+    return rows >= starts[loop] if loop in starts else rows < ends[loop]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from types import MappingProxyType
@@ -191,6 +192,12 @@ class Backward:
                 free[name] = free.get(name, torch.zeros_like(values[name], dtype=torch.bool))
                 free[name][..., knobs.head_dim :] = True
         return Prediction(values, free, stray=stray)
+
+    def given(self, lse: torch.Tensor) -> Backward:
+        """The same pass that reads another lse."""
+        other = copy.copy(self)
+        other.lse = lse
+        return other
 
     def addressed(
         self,

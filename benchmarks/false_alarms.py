@@ -3,13 +3,14 @@
     python benchmarks/false_alarms.py run OUT --seconds 480 --seed 1
     python benchmarks/false_alarms.py totals OUT...
 
-`run` gives each GPU the project's kernels, and beside them each of PyTorch's attention backends, as
-a run of its own: one that faults (docs/false_alarms.md) disturbs no other. The CPU gets the
-project's kernels on the executor, and emulators of other rounding choices and PyTorch's kernels,
-all at the same time; `--also` adds targets, e.g. public Triton kernels that are importable
-(right_implementations/public_triton.py). How many cases have ended how is printed as they do.
-Records are compressed into OUT, with `totals.md` and a line for every case that is not a pass.
-`totals` adds up the runs in several folders. Exits with 1 if a case failed or the harness broke.
+`run` starts several campaigns at the same time. On each GPU: the project's kernels; PyTorch's
+attention, but cuDNN's apart, since what faults ends the others that share a card with it;
+flex_attention; kernels in Triton, to which `--also` adds public ones that are importable
+(right_implementations/public_triton.py). On the CPU: emulators of other rounding choices with
+PyTorch's kernels for CPUs, and kernels on the executor. `--workers` says how many workers each
+gets, 0 for none. How many cases have ended how is printed as they do. Records are compressed into
+OUT, with `totals.md` and a line for every case that is not a pass. `totals` adds up the runs in
+several folders. Exits with 1 if a case failed or the harness broke.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import collections
 import gzip
+import hashlib
 import itertools
 import os
 import signal
@@ -28,30 +30,40 @@ from pathlib import Path
 
 import torch
 
+import fa_verify
 from fa_verify.record import CaseRecord, read
 
 HERE = "benchmarks/right_implementations"
-# PyTorch's kernels, and how many processes each gets: a case of cuDNN's is mostly its planning.
 ON_A_CARD = {
-    **{f"{HERE}/sdpa.py:sdpa_{name}": 1 for name in ("math", "efficient", "cudnn", "cudnn_masks")},
-    **{f"{HERE}/sdpa.py:sdpa_{name}": 2 for name in ("math_gqa", "efficient_forward")},
-    **{f"{HERE}/sdpa.py:sdpa_{name}": 2 for name in ("flash", "flash_gqa")},
-    f"{HERE}/sdpa.py:sdpa_cudnn_gradients": 1,
-    **{f"{HERE}/flex.py:{name}": 1 for name in ("flex", "flex_forward")},
-    f"{HERE}/ways_launch.py": 1,
-}
-ON_THE_CPU = (
-    f"{HERE}/emulated.py",
-    f"{HERE}/varied.py",
-    f"{HERE}/algorithms.py",
-    f"{HERE}/gradients.py",
-    f"{HERE}/fp8.py",
-    f"{HERE}/flex.py:flex_uncompiled",
-    *(
+    "kernels": ("kernels/flash_attention.py",),
+    "sdpa": tuple(
         f"{HERE}/sdpa.py:sdpa_{name}"
-        for name in ("math", "math_gqa", "flash_cpu", "flash_cpu_float32")
+        for name in ("math", "math_gqa", "efficient", "efficient_forward", "flash", "flash_gqa")
     ),
-)
+    "cudnn": tuple(
+        f"{HERE}/sdpa.py:sdpa_{name}" for name in ("cudnn", "cudnn_masks", "cudnn_gradients")
+    ),
+    "flex": (f"{HERE}/flex.py:flex", f"{HERE}/flex.py:flex_forward"),
+    "triton": (f"{HERE}/ways_launch.py",),
+}
+ON_THE_CPU = {
+    "emulators": (
+        *(f"{HERE}/{name}.py" for name in ("emulated", "varied", "algorithms", "gradients", "fp8")),
+        *(
+            f"{HERE}/sdpa.py:sdpa_{name}"
+            for name in ("math", "math_gqa", "flash_cpu", "flash_cpu_float32")
+        ),
+        f"{HERE}/flex.py:flex_uncompiled",
+    ),
+    "executor": ("kernels/flash_attention.py", f"{HERE}/ways_launch.py"),
+}
+# A worker on a card is two processes where there are cores for them, and one where it is alone.
+WORKERS = {
+    **{"kernels": 2, "sdpa": 2, "cudnn": 1, "flex": 1, "triton": 1},
+    **{"emulators": 4, "executor": 1},
+}
+ORACLE = ("bounds", "checks", "distribution", "inputs", "values")
+_ALSO = ("triton", "executor")  # whose targets `--also` adds to
 _GRACE = 45.0  # seconds for the last cases and the report; what is recorded by then counts
 _PAUSE = 15.0  # seconds between lines that say how far it is
 _CASES_A_FILE = 60_000  # some 11 MB compressed
@@ -79,30 +91,32 @@ def _start(folder, targets, options, seconds, seed, gpu):
 
 def _campaigns(options, gpus):
     """Name, targets, options, seed and GPU of each."""
-    base = options.seed * 64
-    for index, gpu in enumerate(gpus):
-        if options.card_workers:
-            how = ("--backend", "cuda", "-n", str(options.card_workers))
-            yield f"card{gpu}", ("kernels/flash_attention.py",), how, base + index, gpu
-        public = {**ON_A_CARD, **dict.fromkeys(options.also, 1)} if options.public else {}
-        for target, processes in public.items():
-            for copy in range(processes * options.public):
-                name = f"{target.partition(':')[2] or Path(target).stem}-{gpu}-{copy}"
-                how = ("--backend", "cuda", "-n", "1", "--fence", ("poison", "page")[copy % 2])
-                yield name, (target,), how, base + 8 * (1 + copy) + index, gpu
-    if options.cpu_workers:
-        how = ("--backend", "cpu", "-n", str(options.cpu_workers))
-        yield "cpu", ON_THE_CPU, how, base, ""
-    if options.executor_workers:
-        how = ("--backend", "cpu", "-n", str(options.executor_workers))
-        targets = ("kernels/flash_attention.py", f"{HERE}/ways_launch.py", *options.also)
-        yield "executor", targets, how, base, ""
+    for number, (part, targets) in enumerate((*ON_A_CARD.items(), *ON_THE_CPU.items())):
+        count = options.workers[part]
+        also = options.also if part in _ALSO else ()
+        backend, places = ("cuda", gpus) if part in ON_A_CARD else ("cpu", [""])
+        # Where a fault would end many processes there is poison beside tensors, else pages.
+        fence = "poison" if count > 1 else "page"
+        how = ("--backend", backend, "-n", str(count), "--fence", fence)
+        for gpu in places if count else ():
+            seed = (options.seed * 16 + number) * 8 + int(gpu or 0)
+            yield f"{part}{gpu}", (*targets, *also), how, seed, gpu
+
+
+def _workers(text):
+    """One of the options NAME=COUNT."""
+    name, _, count = text.partition("=")
+    if name not in WORKERS or not count.isdecimal():
+        msg = f"{text!r}: must be NAME=COUNT with one of {', '.join(WORKERS)}"
+        raise argparse.ArgumentTypeError(msg)
+    return name, int(count)
 
 
 def run(options) -> int:
-    gpus = [str(index) for index in range(torch.cuda.device_count())] if options.card else []
+    gpus = [str(index) for index in range(torch.cuda.device_count())]
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
+    (out / "oracle").write_text(_state())
     with tempfile.TemporaryDirectory() as work:
         parts = {}
         for name, targets, how, seed, gpu in _campaigns(options, gpus):
@@ -122,6 +136,15 @@ def run(options) -> int:
                 with gzip.open(out / f"{folder.name}-{options.seed}-{number}.jsonl.gz", "wb") as to:
                     to.writelines(lines)
     return totals([out])
+
+
+def _state():
+    """What draws and judges cases, in twelve digits: runs of one state may be added up."""
+    home, digest = Path(fa_verify.__file__).parent, hashlib.sha256()
+    files = [home / "reference.py", *(x for part in ORACLE for x in (home / part).glob("*.py"))]
+    for path in sorted(files):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _watch(parts, end):
@@ -160,7 +183,8 @@ def totals(folders) -> int:
                 counts[line.kernel, backend][line.verdict] += 1
                 if line.verdict in ("fail", "error"):
                     others.append(line)
-    text = _table(counts)
+    states = {path.read_text() for folder in folders for path in Path(folder).glob("oracle")}
+    text = _table(counts) + f" State of the oracle: {', '.join(sorted(states))}."
     for record in others:
         what = "; ".join(f"{f.title}: {f.message}" for f in record.failures) or record.reason
         text += f"\n- {record.verdict}: `{record.replay}`: {what}"
@@ -191,17 +215,15 @@ def main() -> None:
     runs.add_argument("out")
     runs.add_argument("--seconds", type=float, default=480.0)
     runs.add_argument("--seed", type=int, default=1)
-    runs.add_argument("--card-workers", type=int, default=4, help="of kernels/, for each GPU")
-    runs.add_argument("--public", type=int, default=1, help="times the processes of ON_A_CARD")
-    runs.add_argument("--cpu-workers", type=int, default=4)
-    runs.add_argument("--executor-workers", type=int, default=2)
+    runs.add_argument("--workers", nargs="*", type=_workers, default=(), metavar="NAME=COUNT")
     runs.add_argument("--also", nargs="*", default=(), help="targets, of card and CPU")
-    runs.add_argument("--no-card", dest="card", action="store_false")
     runs.set_defaults(action=run)
     adds = commands.add_parser("totals")
     adds.add_argument("folders", nargs="+")
     adds.set_defaults(action=lambda options: totals(options.folders))
     options = parser.parse_args()
+    if "workers" in options:
+        options.workers = {**WORKERS, **dict(options.workers)}
     sys.exit(options.action(options))
 
 

@@ -22,7 +22,7 @@ sys.modules[_SPEC.name] = _MODULE
 _SPEC.loader.exec_module(_MODULE)
 Emulator, flush = _MODULE.Emulator, _MODULE._flush  # noqa: SLF001
 
-WORK = 2e6  # multiply-adds of a product: tens of milliseconds
+WORK = 1e6  # multiply-adds of a product: ten milliseconds
 _BIAS = ("b", "h", "q", "k", "bh", "bq", "bk", "hq", "hk", "qk", "bhq", "bhk", "bqk", "hqk", "bhqk")
 
 

@@ -59,8 +59,13 @@ ON_THE_CPU = {
 }
 # A worker on a card is two processes where there are cores for them, and one where it is alone.
 WORKERS = {
-    **{"kernels": 2, "sdpa": 2, "cudnn": 1, "flex": 1, "triton": 1},
-    **{"emulators": 4, "executor": 1},
+    "kernels": 2,
+    "sdpa": 2,
+    "cudnn": 1,
+    "flex": 1,
+    "triton": 1,
+    "emulators": 4,
+    "executor": 1,
 }
 ORACLE = ("bounds", "checks", "distribution", "inputs", "values")
 _ALSO = ("triton", "executor")  # whose targets `--also` adds to

@@ -54,6 +54,8 @@ class Arithmetic:
             scales, before the dots; None: the dots read them as they are stored.
         merged_by_lse: Whether keys are split between programs whose o are merged with the weights
             exp(lse of a part - lse of all), both rounded to float32 (split-KV decoding).
+        alibi_by_key: Whether ALiBi is slope * key for keys up to the diagonal, and lse is corrected
+            by slope * diagonal afterwards (flash-attn under a causal mask).
         tanh_ulps: Absolute error of softcap's tanh in units of 2^-24; 20 covers the usual forms
             2 * sigmoid(2x) - 1 and 1 - 2 / (exp(2x) + 1). PTX's tanh.approx needs 8400.
     """
@@ -77,6 +79,7 @@ class Arithmetic:
     fp8_promoted: int | None = None
     dequantized: Literal["bfloat16"] | None = None
     merged_by_lse: bool = False
+    alibi_by_key: bool = False
     tanh_ulps: float = 20.0
 
     def __post_init__(self) -> None:

@@ -166,6 +166,14 @@ class Terms:
         distance = (diagonal[:, None] - keys).abs_().neg_().double()
         return place.by_head(problem, self.slopes)[..., None] * distance
 
+    def positions(self, problem: Problem, place: Place) -> tuple[Tensor, Tensor]:
+        """Slope times key, and times the diagonal, as sizes: (heads, rows, keys or 1)."""
+        assert self.slopes is not None  # noqa: S101 - asked of problems that have them
+        keys = torch.arange(problem.seqlen_k, device=self.slopes.device)[place.keys]
+        diagonal = sight.diagonals(problem, self.slopes.device)[place.row].abs()
+        slope = place.by_head(problem, self.slopes).abs_()
+        return slope[..., None] * keys, (slope * diagonal).unsqueeze(-1)
+
     def sink(self, problem: Problem, place: Place) -> Tensor | None:
         """The sink of each row."""
         return None if self.sinks is None else place.by_head(problem, self.sinks)

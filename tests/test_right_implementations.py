@@ -1,10 +1,11 @@
 """The right implementations of `benchmarks/` run, and take what is drawn."""
 
+import dataclasses
 import pathlib
 
 import pytest
 
-from fa_verify import loader
+from fa_verify import Arithmetic, loader
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
@@ -17,7 +18,7 @@ CASES = {
     "varied.py": f"h=2/1 s=33x50 d=8 dtype=bfloat16 mask=causal.docs20x30-0x4-13x16 cap=5.0 {ALL}",
     "algorithms.py": f"h=2/1 s=33x50 d=8 dtype=float32 mask=causal cap=5.0 {ALL}",
     "gradients.py": f"b=2 h=4/2 s=20x35 d=16 dtype=bfloat16 mask=causal {ALL}",
-    "fp8.py": "h=4/2 s=30x90 d=48 dtype=bfloat16 fp8=block32 mask=causal cap=5.0",
+    "fp8.py": "h=4/2 s=20x90 d=48 dtype=bfloat16 fp8=block32 mask=causal cap=5.0",
     "ways_launch.py": "b=2 h=4/2 s=40x70 d=20/24 dtype=float16 mask=causal",
     "sdpa.py:sdpa_math": "b=2 h=2/2 s=40x70 d=16 dtype=bfloat16 mask=l9.pattern:dilated:3",
     "sdpa.py:sdpa_flash_cpu": "b=2 h=2/2 s=40x70 d=16 dtype=float16 mask=l20 bias=hqk",
@@ -30,6 +31,27 @@ CASES = {
 def test_a_right_implementation_passes(name):
     for kernel in loader.load(str(HERE / name)):
         backward = "bwd" if kernel.backward is not None else "fwd"
-        case = Case.parse(f"pass={backward} {CASES[name]} seed=1")
+        text = CASES[name] if kernel.takes.sinks else CASES[name].replace("sinks=1 ", "")
+        case = Case.parse(f"pass={backward} {text} seed=1")
         record = verify(case, kernel, Setup(), CpuBackend())
         assert record.verdict == "pass", (kernel.name, record.reason, record.failures)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_alibi_of_large_numbers_must_be_declared(dtype):
+    """Slope times key rounds more than times distance; a forgotten correction is no rounding."""
+    (kernel,) = loader.load(str(HERE / "algorithms.py:by_key"))
+    text = "h=4/2 s=20x50 d=16 mask=causal alibi=1 slopes.values=steep seed=3"
+    case = Case.parse(f"pass=bwd {text} dtype={dtype}")
+    plain = dataclasses.replace(kernel, arithmetic=Arithmetic())
+
+    def uncorrected(problem, q, k, v, alibi_slopes):
+        outputs = kernel.forward(problem, q, k, v, alibi_slopes=alibi_slopes)
+        return dataclasses.replace(outputs, lse=outputs.lse + 30 * alibi_slopes[:, None])
+
+    wrong = dataclasses.replace(kernel, forward=uncorrected)
+    judged = [verify(case, each, Setup(), CpuBackend()) for each in (kernel, plain, wrong)]
+    assert [record.verdict for record in judged] == ["pass", "fail", "fail"]
+    assert {f.title for f in judged[1].failures} == {"lse outside its bound"}
+    explained = verify(case, plain, Setup(), CpuBackend(), explain=True)
+    assert "ALiBi as slope times key" in str(explained.failures)

@@ -235,9 +235,45 @@ class _Double(Algorithm):
         return product if acc is None else product + acc
 
 
+@dataclasses.dataclass(frozen=True)
+class _ByKey(Algorithm):
+    """ALiBi is slope times key under a causal mask, and lse corrected, as flash-attn has it."""
+
+    def _beside(self, problem, terms):
+        found = super()._beside(problem, terms)
+        if found.alibi is None or not problem.mask.causal:
+            return found
+        slopes = self._by_row(problem, terms)[0]
+        keys = torch.arange(problem.seqlen_k, dtype=torch.float32)
+        return dataclasses.replace(found, alibi=-slopes * keys)
+
+    def _by_row(self, problem, terms):
+        """Slopes and slopes times the diagonal, of each row."""
+        shape = (problem.batch, problem.heads_q, problem.seqlen_q)
+        folded = (problem.batch * problem.heads_kv, problem.group * problem.seqlen_q, 1)
+        slopes = terms.slopes[None, :, None].expand(shape).reshape(folded)
+        diagonal = torch.from_numpy(problem.mask.diagonals(problem.seqlen_q, problem.seqlen_k))
+        moved = (terms.slopes[:, None] * diagonal.float()).expand(shape).reshape(folded)
+        return slopes, moved
+
+    def forward(self, problem, q, k, v, terms):
+        o, lse = super().forward(problem, q, k, v, terms)
+        return o, self._moved(problem, terms, lse, -1)
+
+    def backward(self, problem, q, k, v, o, lse, do, terms):
+        lse = self._moved(problem, terms, lse, 1)
+        return super().backward(problem, q, k, v, o, lse, do, terms)
+
+    def _moved(self, problem, terms, lse, sign):
+        if terms.slopes is None or not problem.mask.causal:
+            return lse
+        return lse + sign * self._by_row(problem, terms)[1].reshape(lse.shape)
+
+
 two_passes = kernel("two_passes", _TwoPasses(block_n=32))
 normalised = kernel("normalised", _Normalised())
 tree = kernel("tree", _Tree(block_n=16, tf32="even"))
+by_key = kernel("by_key", _ByKey(), Arithmetic(alibi_by_key=True), sinks=False)
 double = kernel("double", _Double())
 two_accumulators = kernel("two_accumulators", _TwoAccumulators(block_n=64))
 ring = kernel("ring", _Ring(), Arithmetic(merged_by_lse=True))

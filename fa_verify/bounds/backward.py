@@ -95,7 +95,7 @@ def reach(model: Model, given: Inputs, rows: Rows) -> float:
     if not rows.lse.numel():
         return 0.0
     h = (model.logit + 3 * U * model.scale) * given.raw + 7 * U * rows.extent.lse
-    h += 8 * U * given.extent.addend
+    h += (3 + given.extent.ulps) * U * given.extent.addend
     floor = model.logit_floor(given.largest) + model.prescale_floor(given.largest)
     h = SLACK * (h + rows.extent.lse_error + model.arithmetic.exp2_ulps * U + floor)
     fine = h <= SMALL and not given.overflows(model)

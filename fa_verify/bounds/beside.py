@@ -24,14 +24,21 @@ class Extent:
         addend: Of what is added to a logit, at most, -inf apart.
         sink: Of a sink, -inf apart.
         hides: Whether a bias has -inf.
+        by_key: Whether ALiBi is slope * key.
     """
 
     addend: float = 0.0
     sink: float = 0.0
     hides: bool = False
+    by_key: bool = False
+
+    @property
+    def ulps(self) -> int:
+        """How many u32 of itself an addend is off by, at most; (B60)."""
+        return 16 if self.by_key else 5
 
     @classmethod
-    def of(cls, problem: Problem, terms: Terms) -> Extent:
+    def of(cls, problem: Problem, terms: Terms, *, by_key: bool = False) -> Extent:
         """Read it from the device, at once, if there are terms."""
         largest: dict[str, Tensor] = {}
         bias, slopes, sinks = terms.bias, terms.slopes, terms.sinks
@@ -48,7 +55,7 @@ class Extent:
         read = dict(zip(largest, torch.stack([*largest.values()]).tolist(), strict=True))
         furthest = problem.seqlen_q + problem.seqlen_k
         addend = read.get("bias", 0.0) + read.get("slope", 0.0) * furthest
-        return cls(addend, read.get("sink", 0.0), bool(read.get("hides")))
+        return cls(addend, read.get("sink", 0.0), bool(read.get("hides")), by_key)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,10 +86,15 @@ class Beside:
         if bias is not None and hides is not None:
             bias = bias.masked_fill(hides, 0.0)
         addend = size = None
-        for part, ulps in ((bias, 4), (distance, 5)):
-            if part is not None:
-                addend = part if addend is None else addend + part
-                size = part.abs() * ulps if size is None else size + part.abs() * ulps
+        if bias is not None:
+            addend, size = bias, bias.abs() * 4
+        if distance is not None:
+            own = distance.abs() * 5
+            if extent.by_key:
+                of_key, of_row = terms.positions(problem, place)
+                own = 5 * of_key + 16 * of_row
+            addend = distance if addend is None else addend + distance
+            size = own if size is None else size + own
         sink, weights = terms.sink(problem, place), terms.weights(problem, place)
         return cls(addend, size, hides, sink, weights)
 

@@ -97,7 +97,11 @@ def reach(model: Model, given: Inputs) -> float:
     """At least every h of the problem, by Cauchy-Schwarz; inf where float32 will not do; (B10)."""
     size = model.scale * given.raw + given.extent.addend
     h = model.logit * given.raw + 6 * U * size + model.exponentials
-    h += U * (5 * given.extent.addend + 14 * given.extent.sink + 8 * size * model.problem.sinks)
+    h += U * (
+        given.extent.ulps * given.extent.addend
+        + 14 * given.extent.sink
+        + 8 * size * model.problem.sinks
+    )
     h += float(model.merge(size)) + 12 * U * size * model.arithmetic.merged_by_lse
     h = SLACK * (h + model.logit_floor(given.largest) + model.prescale_floor(given.largest))
     return h if h <= SMALL and not given.overflows(model) else math.inf

@@ -242,7 +242,7 @@ def variants(  # noqa: PLR0917 -- the operands of attention, in their usual orde
         yield model, inputs(problem, *terms.operands(problem, q, k, v), terms=terms)
         return
     tensors = (q, k, v) if do is None else (q, k, v, do)
-    extent = Extent.of(problem, terms)
+    extent = Extent.of(problem, terms, by_key=arithmetic.alibi_by_key)
     for model, operands in operand_models(problem, arithmetic, *tensors):
         yield model, inputs(problem, *operands, terms=terms, extent=extent)
 

@@ -82,6 +82,7 @@ def _without_a_cause(declared: Arithmetic, dtype: str) -> Iterator[tuple[str, Ar
     looser: tuple[tuple[str, dict[str, object]], ...] = (
         ("any block_n", {"block_n": None}),
         ("any ds_scale", {"ds_scale": None}),
+        ("ALiBi as slope times key", {"alibi_by_key": True}),
         ("dS from the rounded P", {"ds_from_rounded_p": True}),
         ("delta from an unrounded o", {"delta_from_stored_o": False}),
         ("delta from the sum of P dP", {"delta_from_p_dp": True}),

@@ -1,6 +1,6 @@
 """A run whose workers are killed by faults: nothing is lost, and the report is complete.
 
-    python benchmarks/faults_survived.py DIR [--cases 60] [--faults 20] [--workers 8]
+    python benchmarks/faults_survived.py DIR [--cases 60] [--faults 20] [--workers 8] [--seconds N]
 
 Plants a read past the end in a small kernel (`planted_faults.py`), verifies it between unmapped
 pages, where most cases fault, and gives up on nothing: as many failures as there are. Then reads
@@ -42,11 +42,23 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self.writer = Writer(path)
-        self.record = self.shrunk = self.writer.write
+        self.shrunk = self.writer.write
+        self._begin = time.monotonic()
+        self._verdicts: collections.Counter[str] = collections.Counter()
+
+    def record(self, record: CaseRecord) -> None:
+        """A case was verified, or killed its worker."""
+        self.writer.write(record)
+        self._verdicts[record.verdict] += 1
+        if self._verdicts.total() % 8 == 1:
+            self._say(dict(self._verdicts))
 
     def shrinking(self, record: CaseRecord) -> None:
-        """Nothing to write."""
-        del record
+        """A fault is about to be made small."""
+        self._say(f"shrinking {record.case}")
+
+    def _say(self, what: object) -> None:
+        print(f"{time.monotonic() - self._begin:6.1f} s  {what}", flush=True)
 
 
 def main() -> None:
@@ -55,6 +67,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--seconds", type=float, help="for all of it (default: as it takes)")
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
     begin = time.monotonic()
@@ -63,6 +76,7 @@ def main() -> None:
     plan = campaign.Plan(
         backend="cuda",
         cases=options.cases,
+        seconds=options.seconds,
         workers=options.workers,
         fence="page",
         max_failures=options.cases,

@@ -7,13 +7,8 @@ import dataclasses
 import itertools
 import operator
 import time
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Future,
-    ThreadPoolExecutor,
-    as_completed,
-    wait,
-)
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from fa_verify.backends.fences.fence import POISON
@@ -140,6 +135,8 @@ def _verify_all(
     failed: list[tuple[Kernel, CaseRecord]] = []
     failures: collections.Counter[str] = collections.Counter()
     running: dict[Future[CaseRecord], _Item] = {}
+    # To wait for any of hundreds of futures would ask each of them, at each case.
+    finished: SimpleQueue[Future[CaseRecord]] = SimpleQueue()
     more: collections.deque[_Item] = collections.deque()
     work = itertools.chain(known, _work(kernels, plan, failures))
     ahead = _ahead(kernels, plan)
@@ -154,11 +151,12 @@ def _verify_all(
                 break
             if items[0].compiles:
                 pool.compile_ahead(itertools.islice(ahead, _AHEAD))
-            running.update(zip(_start(pool, items), items, strict=True))
+            for future, item in zip(_start(pool, items), items, strict=True):
+                running[future] = item
+                future.add_done_callback(finished.put)
         if not running:
             return failed
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
+        for future in _ended(finished):
             item = running.pop(future)
             record = pool.result(future, item.kernel, item.case, item.setup)
             listener.record(record)
@@ -169,6 +167,13 @@ def _verify_all(
                 exhausted = False
                 setups = further(item.setup, record)
                 more.extend(dataclasses.replace(item, setup=setup) for setup in setups)
+
+
+def _ended(finished: SimpleQueue[Future[CaseRecord]]) -> Iterator[Future[CaseRecord]]:
+    """The next that ends, and those that have meanwhile."""
+    yield finished.get()
+    while not finished.empty():
+        yield finished.get()
 
 
 def _together(kernels: tuple[Kernel, ...], plan: Plan) -> int:

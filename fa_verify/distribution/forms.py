@@ -27,6 +27,8 @@ __all__ = ["forms"]
 _Pair = tuple[object, object]
 
 _CANDIDATES = 32  # for each form: among 24 times as many, 24 reach all variants of `flash`
+# New variants of one form: each is more to compile and to compute, and hides faults of the others.
+_ENOUGH = 6
 _TRIES = 64  # cases of a candidate that a kernel may refuse before another takes its place
 _BACKWARD = Corner(name="", backward=True)  # some terms are of this pass alone
 _OF_A_FORM = frozenset(
@@ -60,13 +62,20 @@ def forms(
     seen: set[_Pair] = set()
     chosen: list[str] = []
     while left and len(chosen) < count:
-        best = max(left, key=lambda name: (len(left[name][0] - met), len(left[name][1] - seen)))
+        best = max(left, key=lambda name: _worth(*left[name], met, seen))
         variants, pairs = left.pop(best)
         met |= variants
         seen |= pairs
         chosen.append(best)
     rest = (name for name in names if name not in cases)  # hardly anything is taken: see `draw`
     return (*chosen, *itertools.islice(rest, count - len(chosen)))
+
+
+def _worth(
+    variants: set[_Pair], pairs: set[_Pair], met: set[_Pair], seen: set[_Pair]
+) -> tuple[int, int, int]:
+    """What a form brings: variants not met, no more of them than enough; then pairs not seen."""
+    return min(_ENOUGH, len(variants - met)), -len(variants), len(pairs - seen)
 
 
 def _case(form: str, space: Space) -> Case | None:

@@ -5,8 +5,8 @@
 Draws the cases that `fa-verify check TARGET --backend cuda` draws (default: the project's flash),
 notes what each launches for the chip, with the configuration pinned that the campaign pins, and
 prints how many different kernels there are after each shard of them, by form and function, and
-which constants and arguments tell kernels of one form and function apart. What reruns launch beside the
-case itself (wider heads, another layout) is not looked at.
+which constants and arguments tell kernels of one form and function apart. What reruns launch
+beside the case itself (wider heads) is not looked at.
 """
 
 from __future__ import annotations

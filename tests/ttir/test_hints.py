@@ -110,6 +110,28 @@ def test_the_program_whose_claim_is_false_is_named():
 
 
 @triton.jit
+def begins(x_ptr, y_ptr, BLOCK: tl.constexpr, BYTES: tl.constexpr):
+    at = tl.multiple_of(x_ptr + tl.program_id(0) * BLOCK, BYTES)  # begins
+    tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(at + tl.arange(0, BLOCK)))
+
+
+def test_memory_begins_as_far_on_as_a_gpu_would_have_it():
+    kept = [torch.zeros(n) for n in (64, 70, 1000, 3000, 50_000) for _ in range(4)]
+    assert any(x.data_ptr() % 256 for x in kept)  # malloc cares for 64 at most
+    y = torch.zeros(64)
+    with ttir.execute() as run:
+        for x in kept:
+            begins[(1,)](x, y, 64, 256)
+        begins[(1,)](kept[-1][64:], y, 64, 256)
+    assert run.incidents == []
+    with ttir.execute() as run:
+        begins[(1,)](kept[-1][16:], y, 64, 256)
+    (found,) = run.incidents
+    assert (found.kind, found.line) == ("false-hint", line_of("# begins"))
+    assert "but the value is 64 bytes into its memory" in found.detail
+
+
+@triton.jit
 def copy(x_ptr, y_ptr, n, stride, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(y_ptr + i, tl.load(x_ptr + i * stride, mask=i < n), mask=i < n)

@@ -50,7 +50,8 @@ def watched(op: Op, low: Lowering, step: Step) -> Step:
         step(env)
         if not machine.accesses.sanitize:
             return
-        values = _addresses(env[slot]) if scalar == "ptr" else [(total(terms(env)), 1)]
+        values = _places(env[slot]) if scalar == "ptr" else [(total(terms(env)), 1)]
+        of_what = " bytes into its memory" if scalar == "ptr" else ""
         for numbers, unit in values:
             for name, claim in claims:
                 wrong = _broken(name, numbers, claim, shape, unit)
@@ -61,7 +62,7 @@ def watched(op: Op, low: Lowering, step: Step) -> Step:
                     machine.accesses.reports.program(
                         int(where[0]), "false-hint", site, int(np.count_nonzero(wrong)),
                         f"{_NAMES[name]}(..., {text}) is claimed, but the value{at} is "
-                        f"{int(numbers[where])}" + _why(name),
+                        f"{int(numbers[where])}{of_what}" + _why(name),
                     )  # fmt: skip
 
     return look
@@ -84,13 +85,17 @@ def _numbers(text: str, rank: int) -> tuple[int, ...]:
     return found * max(rank, 1) if len(found) == 1 else found
 
 
-def _addresses(pointer: Pointer) -> list[tuple[Array, int]]:
-    """Byte addresses, by the argument pointed into, and how many bytes an element has."""
+def _places(pointer: Pointer) -> list[tuple[Array, int]]:
+    """Bytes from the beginning of its storage, and how many bytes an element has.
+
+    On a GPU torch lets storages begin at multiples of 512 (CUDACachingAllocator.cpp,
+    kMinBlockSize), here of 64: where they happen to lie is nothing a kernel could be wrong about.
+    """
     if pointer.which is not None:
         return []  # which argument, and so how large an element, varies from lane to lane
     arg = pointer.args[0]
     size = arg.flat.itemsize
-    return [(arg.address + total(pointer.terms) * size, size)]
+    return [(arg.address - arg.key + total(pointer.terms) * size, size)]
 
 
 def _broken(

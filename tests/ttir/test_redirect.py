@@ -278,3 +278,10 @@ def test_ranges_for_a_profiler_do_nothing():
     with torch.cuda.nvtx.range("forward"):
         torch.cuda.nvtx.mark("here")
     assert torch.cuda.memory_summary() == ""
+
+
+def test_memory_that_inductors_code_asks_for_is_on_cuda():
+    with redirected(), torch.cuda._DeviceGuard(0):
+        x = torch._C._dynamo.guards._empty_strided_cuda((4, 3), (1, 4), torch.bfloat16)
+        assert x.is_cuda
+        assert (x.shape, x.stride(), x.dtype) == ((4, 3), (1, 4), torch.bfloat16)

@@ -158,6 +158,10 @@ def _cuda() -> dict[str, Any]:
         "StreamContext": Guard,
         "device": Guard,
         "device_of": Guard,
+        "_DeviceGuard": Guard,
+        "_exchange_device": _always(0),
+        "_maybe_exchange_device": _always(0),
+        "_sleep": nothing,
         "Stream": Stream,
         "ExternalStream": Stream,
         "Event": Event,
@@ -166,6 +170,7 @@ def _cuda() -> dict[str, Any]:
         "empty_cache": nothing,
         "ipc_collect": nothing,
         "mem_get_info": _always((_MEMORY, _MEMORY)),
+        "set_per_process_memory_fraction": nothing,
         "memory_allocated": _always(0),
         "max_memory_allocated": _always(0),
         "memory_reserved": _always(0),
@@ -217,7 +222,14 @@ def _accelerator() -> dict[str, Any]:
 
 
 # Launchers of other projects ask torch's core for the stream, as Triton's own driver does.
-_CORE = {"_cuda_getCurrentRawStream": _always(0), "_cuda_getDevice": _always(0)}
+_CORE = {
+    "_cuda_getCurrentRawStream": _always(0),
+    "_cuda_getDevice": _always(0),
+    "_cuda_setDevice": _always(None),
+    "_cuda_exchangeDevice": _always(0),
+    "_cuda_maybeExchangeDevice": _always(0),
+    "_cuda_synchronize": _always(None),
+}
 _ABSENT = object()
 
 

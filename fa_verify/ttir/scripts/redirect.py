@@ -93,6 +93,12 @@ def _replacements(kernels: dict[str, Any], kept: _Keeper) -> Iterator[tuple[Any,
     # Inside triton_op launches would go through an operator made for tracing, which refuses modes.
     yield torch.library, {"wrap_triton": lambda kernel: kernel}
     yield torch, {"Generator": _Generator}
+    guards = torch._C._dynamo.guards  # noqa: SLF001 - what Inductor writes calls this
+    yield guards, {"_empty_strided_cuda": _empty_strided}
+
+
+def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=GPU)
 
 
 class _NoGraph:

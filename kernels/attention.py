@@ -1,5 +1,7 @@
 """What a model calls: `attention`, `attention_varlen` for packed sequences, and a module."""
 
+import functools
+
 import torch
 
 from . import given
@@ -172,25 +174,43 @@ def _attend(
     if alibi_slopes is not None and alibi_slopes.requires_grad and torch.is_grad_enabled():
         msg = "alibi_slopes.requires_grad=True: slopes get no gradient; use alibi_slopes.detach()"
         raise ValueError(msg)
+    window = given.window(window_size)
+    asked = (
+        softmax_scale, causal, window, softcap, dropout_p, alignment, dot_precision,
+        deterministic, tensors[0].dtype == torch.float32,
+    )  # fmt: skip
+    try:
+        options = (
+            _options.__wrapped__(*asked) if torch.compiler.is_compiling() else _options(*asked)
+        )
+    except TypeError:  # something that has no hash
+        options = _options.__wrapped__(*asked)
+    inputs = Inputs(*tensors, _seed(options.dropout_p, dropout_seed), *masks)
+    o, lse = differentiable_attention(inputs, options)
+    return (o, lse) if return_lse else o
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _options(
+    softmax_scale, causal, window, softcap, dropout_p, alignment, dot_precision, deterministic,
+    float32,
+):  # fmt: skip
+    """What is asked for beside tensors, checked; a model asks for the same again and again."""
     causal = given.switch("causal", causal)
-    left, right = given.window(window_size)
-    dropout_p = given.number("dropout_p", dropout_p)
+    left, right = window
     dot_precision = given.choice("dot_precision", dot_precision, PRECISIONS)
-    options = Options(
+    return Options(
         softmax_scale=given.number("softmax_scale", softmax_scale, optional=True),
         causal=causal,
         window_left=left,
         window_right=-1 if causal else right,
         softcap=given.number("softcap", softcap),
-        dropout_p=dropout_p,
+        dropout_p=given.number("dropout_p", dropout_p),
         alignment=alignment,
         # What float32 alone has a choice of.
-        dot_precision=dot_precision if tensors[0].dtype == torch.float32 else "ieee",
+        dot_precision=dot_precision if float32 else "ieee",
         deterministic=given.switch("deterministic", deterministic),
     )
-    inputs = Inputs(*tensors, _seed(dropout_p, dropout_seed), *masks)
-    o, lse = differentiable_attention(inputs, options)
-    return (o, lse) if return_lse else o
 
 
 def _seed(dropout_p, dropout_seed):

@@ -424,3 +424,18 @@ def test_o_is_in_memory_as_q(kernels, heads_within_rows):
     assert o.transpose(1, 2).is_contiguous() == heads_within_rows
     assert o.is_contiguous() != heads_within_rows
     assert torch.allclose(o.double(), exactly((q, k, v), Mask())[0], atol=1e-5)
+
+
+def test_what_was_asked_before_lets_nothing_else_through(kernels):
+    """Options are remembered; numbers that are equal are not the same."""
+    inputs = leaves((1, 1, 8, 16), (1, 1, 8, 16), (1, 1, 8, 16))
+    attention = kernels("attention").attention
+    with ttir.execute():
+        due = attention(*inputs, causal=True, window_size=(1, 0), softcap=1.0)
+        again = attention(*inputs, causal=1, window_size=[1, 0], softcap=1)
+        assert torch.equal(due, again)
+        for wrong in ({"causal": 1.0}, {"causal": torch.tensor(1)}, {"window_size": (1.0, 0)}):
+            options = {"causal": True, "window_size": (1, 0), "softcap": 1.0} | wrong
+            for _ in range(2):
+                with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+                    attention(*inputs, **options)

@@ -6,6 +6,7 @@ Writes OUT, a JSON line for each candidate, and prints the fastest. kernels/hopp
 what a run on an H200 chose; compilations run in parallel beforehand.
 """
 
+import argparse
 import concurrent.futures
 import json
 import multiprocessing
@@ -90,11 +91,14 @@ def compile_one(job):
 
 def main():
     """Compile all, time all, print the fastest of each pass."""
-    out, head_dims = Path(sys.argv[1]), [int(x) for x in sys.argv[2:]] or [64, 80, 96, 128, 256]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path, help="Gets a JSON line for each candidate.")
+    parser.add_argument("head_dims", type=int, nargs="*", default=[64, 80, 96, 128, 256])
+    options = parser.parse_args()
     _, _, table = modules()
     jobs = [
         (head_dim, causal, part, candidate)
-        for head_dim in head_dims
+        for head_dim in options.head_dims
         for causal in (True, False)
         for part in ("dkdv", "dv", "dk", "dq", "atomic")
         if part in table.backward_tiles(head_dim)
@@ -118,7 +122,7 @@ def main():
                     watch.turn()
                 line["milliseconds"] = round(watch.median, 4)
             lines.append(line)
-            out.write_text("".join(json.dumps(one) + "\n" for one in lines))
+            options.out.write_text("".join(json.dumps(one) + "\n" for one in lines))
     timed = [line for line in lines if "milliseconds" in line]
     for key in dict.fromkeys((line["head_dim"], line["causal"], line["pass"]) for line in timed):
         same = [x for x in timed if (x["head_dim"], x["causal"], x["pass"]) == key]

@@ -5,8 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from fa_verify import Mask, Problem, ttir
+from fa_verify import Mask, Problem, loader, ttir
+from fa_verify.backends.base import Setup
+from fa_verify.backends.cpu import CpuBackend
+from fa_verify.case import Case
 from fa_verify.layouts import Layout
+from fa_verify.verify import verify
 
 FAST, GENERAL = "hopper_forward_kernel", "forward_kernel"
 CAUSAL = Mask(causal=True)
@@ -79,6 +83,26 @@ def test_head_dims(kernels, head_dim, dtype, mask):
         outputs, kernel, given = run(kernels, of, config)
         assert kernel == FAST
         agree(outputs, formula(of, *given), of)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "h=2/1 s=100x230 dtype=float16 mask=causal",  # the edge lies within a block, and moves
+        "h=2 s=192x70 dtype=bfloat16 mask=causal",  # rows that see nothing, one block
+        "s=70x256 dtype=bfloat16",  # blocks of keys are whole
+        "s=70x257 dtype=float16",  # and one key more
+    ],
+)
+def test_each_configuration_passes_every_check(kernels, head_dim, case):
+    """Also those of one loop over masked and whole blocks."""
+    (flash,) = loader.load("kernels/flash_attention.py:flash")
+    of = Case.parse(f"pass=fwd {case} d={head_dim} seed=1")
+    for config in configs(kernels, head_dim):
+        record = verify(of, flash, Setup(config=config), CpuBackend())
+        assert record.verdict == "pass", record.failures
+        assert record.configs == len(configs(kernels, head_dim))  # of the kernel for Hopper
 
 
 @pytest.mark.parametrize(

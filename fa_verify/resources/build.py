@@ -31,6 +31,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         tf32: How many of them read tf32.
         dots: Products in Triton's IR by operand type and, for float32, the precision asked of them.
         lost: Descriptors of products that ptxas computes wrongly (`descriptors.lost`).
+        rewritten: Registers written while a product may read them (`operands.rewritten`).
     """
 
     error: str = ""
@@ -45,6 +46,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     tf32: int = 0
     dots: dict[str, int] = {}
     lost: int = 0
+    rewritten: int = 0
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

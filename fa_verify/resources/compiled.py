@@ -21,6 +21,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from fa_verify.resources.build import Usage
 from fa_verify.resources.descriptors import disassembled, lost
+from fa_verify.resources.operands import rewritten
 from fa_verify.ttir.launch.compiler import installation
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compiled", "key", "usage_of", "words"]
 
-_VERSION = "2"  # of Usage, part of every key
+_VERSION = "3"  # of Usage, part of every key
 _DOES_NOT_FIT: Final = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 _WORDS = 600  # of a compiler's message
 
@@ -118,6 +119,7 @@ def usage_of(asm: Any, metadata: Any, log: str) -> Usage:
         tf32=tf32,
         dots=_dots(asm["ttir"]),
         lost=lost(disassembled(asm["cubin"])) if kinds["wgmma"] else 0,
+        rewritten=rewritten(text) if kinds["wgmma"] else 0,
     )
 
 

@@ -119,6 +119,12 @@ def _against_chip(build: Build, *, elsewhere: bool) -> Iterator[Finding]:
             "else, a fault of ptxas 12.8: give narrow tiles two stages, or run it on a card"
         )
         yield Finding(kind="descriptors", text=text, fails=False)
+    if usage.rewritten:
+        text = (
+            f"a loop writes {usage.rewritten} registers while products of the iteration before may "
+            "read them, a fault of Triton: compute that operand after a product that is waited for"
+        )
+        yield Finding(kind="operands", text=text, fails=False)
 
 
 def _against_limits(build: Build, limits: Limits) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 The host sorts blocks of SPARSE queries x SPARSE keys into three kinds. A kernel walks the blocks
 that its rows (or its keys) see, those first that need no mask; of the others it reads which
-elements are seen, a byte each. What is stored is O(partial blocks), but for four bytes a block.
+elements are seen, two bytes each. What is stored is O(partial blocks), but for four bytes a block.
 """
 
 import functools
@@ -23,6 +23,9 @@ __all__ = [
 ]
 
 _HIDDEN, _WHOLE = -1, -2
+# Of bytes and the join in dropout.py, Triton 3.6 and 3.7 make layouts that products of 16 rows are
+# wrong with (docs/resources.md).
+_TILE = np.int16
 _LONG = 2048  # from here on larger blocks: fewer to walk, and tiles of 128 fit in one
 
 
@@ -32,7 +35,7 @@ class BlockMask(typing.NamedTuple):
     Attributes:
         kinds: (blocks of queries, blocks of keys): the number of a partial block's tile, or
             whether it is hidden or whole.
-        tiles: (partial blocks, SPARSE, SPARSE) int8: 1 where the query (row) sees the key.
+        tiles: (partial blocks, SPARSE, SPARSE) int16: 1 where the query (row) sees the key.
         by_query: (offsets, blocks): block i of queries wholly sees the blocks of keys listed
             from ``offsets[2 i]`` on, and partly those from ``offsets[2 i + 1]`` on, up to
             ``offsets[2 i + 2]``.
@@ -112,8 +115,8 @@ def _sorted_blocks(rows_seen, seqlen_q, seqlen_k, device):
         first = sum(map(len, tiles))
         kinds[row, whole] = _WHOLE
         kinds[row, partial] = np.arange(first, first + partial.sum())
-        tiles.append(seen[:, partial].transpose(1, 0, 2).astype(np.int8))
-    tiles = np.concatenate([*tiles, np.zeros((1, size, size), np.int8)])  # never of no element
+        tiles.append(seen[:, partial].transpose(1, 0, 2).astype(_TILE))
+    tiles = np.concatenate([*tiles, np.zeros((1, size, size), _TILE)])  # never of no element
     return BlockMask(
         torch.from_numpy(kinds).to(device),
         torch.from_numpy(tiles).to(device),

@@ -32,6 +32,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         dots: Products in Triton's IR by operand type and, for float32, the precision asked of them.
         lost: Descriptors of products that ptxas computes wrongly (`descriptors.lost`).
         rewritten: Registers written while a product may read them (`operands.rewritten`).
+        repeated: Products whose operands Triton lays out wrongly (`layouts.repeated`).
     """
 
     error: str = ""
@@ -47,6 +48,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     dots: dict[str, int] = {}
     lost: int = 0
     rewritten: int = 0
+    repeated: int = 0
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from fa_verify.resources.build import Usage
 from fa_verify.resources.descriptors import disassembled, lost
+from fa_verify.resources.layouts import repeated
 from fa_verify.resources.operands import rewritten
 from fa_verify.ttir.launch.compiler import installation
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compiled", "key", "usage_of", "words"]
 
-_VERSION = "3"  # of Usage, part of every key
+_VERSION = "4"  # of Usage, part of every key
 _DOES_NOT_FIT: Final = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 _WORDS = 600  # of a compiler's message
 
@@ -95,7 +96,7 @@ def usage_of(asm: Any, metadata: Any, log: str) -> Usage:
     """Read what a compiled kernel takes.
 
     Args:
-        asm: Its stages by name: "ttir", and "ptx" and "cubin", or "amdgcn".
+        asm: Its stages by name: "ttir", and "ttgir", "ptx" and "cubin", or "amdgcn".
         metadata: Triton's.
         log: What ptxas said; "" for AMD, whose assembly carries its numbers.
     """
@@ -120,6 +121,7 @@ def usage_of(asm: Any, metadata: Any, log: str) -> Usage:
         dots=_dots(asm["ttir"]),
         lost=lost(disassembled(asm["cubin"])) if kinds["wgmma"] else 0,
         rewritten=rewritten(text) if kinds["wgmma"] else 0,
+        repeated=repeated(asm["ttgir"]) if kinds["mma"] else 0,
     )
 
 

@@ -125,6 +125,13 @@ def _against_chip(build: Build, *, elsewhere: bool) -> Iterator[Finding]:
             "read them, a fault of Triton: compute that operand after a product that is waited for"
         )
         yield Finding(kind="operands", text=text, fails=False)
+    if usage.repeated:
+        text = (
+            f"{usage.repeated} products have operands of too few columns for their layout and are "
+            "wrong, a fault of Triton 3.6 and 3.7 where an operand comes from bytes and from "
+            "tl.join: give that side of the tile 32 or more, or load a wider type"
+        )
+        yield Finding(kind="layouts", text=text, fails=True)
 
 
 def _against_limits(build: Build, limits: Limits) -> Iterator[Finding]:

@@ -60,6 +60,7 @@ class Capabilities:
         alibi: ALiBi's slopes.
         sinks: A sink a query head.
         dropout: Dropout; `Kernel.dropout_keep` then says which elements are kept.
+        wide_seeds: Seeds of dropout of up to 63 bits; False: of 31, which an int32 holds.
         lse_grad: The gradient of lse.
         accepts: A last word: the reason why a problem is not taken, or None.
         deterministic: The same launch gives the same bits, in any program order.
@@ -91,6 +92,7 @@ class Capabilities:
     alibi: bool = False
     sinks: bool = False
     dropout: bool = False
+    wide_seeds: bool = False
     lse_grad: bool = False
     accepts: Callable[[Problem], str | None] | None = None
     deterministic: bool = False

@@ -12,7 +12,7 @@ from fa_verify.masks import Mask
 from fa_verify.problem import Problem
 from fa_verify.scales import SCALE_FAMILIES
 from fa_verify.tokens import flag, integer, mask_text, number, pair, parse_mask
-from fa_verify.values import DO_FAMILIES, QK_FAMILIES, TERM_FAMILIES, V_FAMILIES
+from fa_verify.values import DO_FAMILIES, QK_FAMILIES, SEED_BITS, TERM_FAMILIES, V_FAMILIES
 
 __all__ = ["Case", "Values"]
 
@@ -21,13 +21,14 @@ _LAYOUTS = {
     "bias.layout": "layout_bias",
 }
 _FLAGS = {"alibi": "alibi", "sinks": "sinks", "dlse": "lse_grad"}
-_FAMILIES = ("qk", "v", "do", "bias", "slopes", "sinks", "dlse", "scales")
+_FAMILIES = ("qk", "v", "do", "bias", "slopes", "sinks", "dlse", "scales", "seeds")
 _TERM_OF = {  # of a family
     "bias": "bias",
     "slopes": "alibi",
     "sinks": "sinks",
     "dlse": "dlse",
     "scales": "fp8",
+    "seeds": "dropout",
 }
 
 
@@ -45,6 +46,7 @@ class Values:
         sinks: Family of the sinks.
         dlse: Family of lse's gradient.
         scales: Family of the scales of fp8 operands.
+        seeds: "narrow" (31 bits) or "wide" (63) seeds of dropout.
 
     Raises:
         InvalidInputError: A family is unknown, or the factor is not finite and positive.
@@ -59,11 +61,12 @@ class Values:
     sinks: str = "normal"
     dlse: str = "normal"
     scales: str = "uneven"
+    seeds: str = "narrow"
 
     def __post_init__(self) -> None:
         """Reject unknown families."""
         families = {"qk": QK_FAMILIES, "v": V_FAMILIES, "do": DO_FAMILIES, **TERM_FAMILIES}
-        families["scales"] = SCALE_FAMILIES
+        families |= {"scales": SCALE_FAMILIES, "seeds": SEED_BITS}
         for name, known in families.items():
             if getattr(self, name) not in known:
                 msg = f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}"

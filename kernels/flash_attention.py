@@ -22,6 +22,7 @@ from .backward_dkdv import dkdv_kernel
 from .backward_dq import delta_kernel, dq_kernel
 from .backward_terms import bias_gradient, sinks_gradient
 from .forward import forward_kernel
+from .scores import TANH_ULPS
 
 __all__ = ["attention_forward", "flash"]
 
@@ -213,6 +214,7 @@ _CAPABILITIES = Capabilities(
     alibi=True,
     sinks=True,
     dropout=True,
+    wide_seeds=True,
     lse_grad=True,
     accepts=_accepts,
     deterministic=True,
@@ -225,7 +227,7 @@ flash = Kernel(
     backward=attention_backward,
     dropout_keep=dropout.keep,
     capabilities=_CAPABILITIES,
-    arithmetic=Arithmetic(ds_scale="after"),
+    arithmetic=Arithmetic(ds_scale="after", tanh_ulps=TANH_ULPS),
 )
 flash_atomic = Kernel(
     name="flash_atomic",
@@ -233,5 +235,5 @@ flash_atomic = Kernel(
     backward=attention_backward_atomic,
     dropout_keep=dropout.keep,
     capabilities=dataclasses.replace(_CAPABILITIES, deterministic=False, batch_invariant=False),
-    arithmetic=Arithmetic(ds_scale="after", dq_atomics=True),
+    arithmetic=Arithmetic(ds_scale="after", dq_atomics=True, tanh_ulps=TANH_ULPS),
 )

@@ -6,6 +6,9 @@ import triton.language as tl
 from .terms import add_terms
 
 LOG2E = tl.constexpr(1.4426950408889634)
+# Absolute error of tanh in units of 2^-24: 3.1 with an exp of 2 ulp, tried on 5 million arguments;
+# div.full's 2 ulp add 4.
+TANH_ULPS = 8.0
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from fa_verify.backends.base import Setup
 from fa_verify.case import Case
 from fa_verify.kernel import Kernel
 from fa_verify.mutation import _sampled
-from fa_verify.mutation.choice import _Greedy, _is_plain, chosen
+from fa_verify.mutation.choice import Choice, _Greedy, _is_plain, traits
 from fa_verify.mutation.hunt import _TRIES, _WHOLES, Hunt, Quarry, _Prey
 from fa_verify.mutation.outcome import Outcome, score
 from fa_verify.mutation.subject import Fate, Subject
@@ -216,10 +216,37 @@ def test_the_case_that_brings_most_comes_next_and_plain_ones_have_their_turns():
     assert order.index(3) < 2  # before the second of two that have the same traits
     assert greedy.best(seen) is None
     (kernel,) = loader.load(TARGET)
-    cases = [case for case, _ in chosen(kernel, 12, 0)]
+    choice = Choice(kernel, 16, 0)
+    cases = [case for case, _ in choice.first(12)]
     assert len(set(map(str, cases))) == 12
     assert _is_plain(cases[0])
     assert _is_plain(cases[6])
+    shared = set(traits(cases[0])) & set(traits(cases[6]))
+    alike = [case for case, _ in choice.alike([cases[0], cases[6]], 4)]
+    assert alike
+    assert not set(alike) & set(cases)
+    assert all(shared <= set(traits(case)) for case in alike)
+
+
+def test_cases_are_kept_for_functions_that_few_run():
+    (kernel,) = loader.load(TARGET)
+    hunt = object.__new__(Hunt)
+    hunt.cases, hunt.quarries, hunt._looked_at = [], {}, 0
+
+    def look(drawn):
+        for number, (case, setup) in enumerate(drawn, hunt._looked_at):
+            hunt.cases.append(_Prey(number, case, setup, (False, 0)))
+            for name in ("all", "cap") if case.problem.softcap else ("all",):
+                mutant = types.SimpleNamespace(id=name, kernel=name)
+                hunt.quarries.setdefault(name, Quarry(mutant, Found(says="x"))).cases.add(number)
+        hunt._looked_at += len(drawn)
+
+    hunt._look = look
+    hunt.survey(Choice(kernel, 45, 0), 45)
+    assert len({prey.case for prey in hunt.cases}) == 45
+    capped = [prey.case.problem.softcap > 0 for prey in hunt.cases]
+    assert not all(capped[:30])
+    assert all(capped[30:36])
 
 
 def test_a_mutant_that_takes_too_long_once_is_no_endless_loop(monkeypatch):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-__all__ = ["CORNERS", "MODEST", "PLAIN", "Corner"]
+__all__ = ["CORNERS", "MODEST", "NO_TERMS", "PLAIN", "Corner"]
+
+NO_TERMS = "none"  # of a corner's TERMS: nothing beside q, k and v
 
 _FORMS = (
     *("DTYPES", "HEAD_DIMS", "MASKS", "SOFTCAPS", "LAYOUTS", "TERMS", "DOCUMENTS", "PATTERNS"),
@@ -141,6 +143,15 @@ CORNERS = (
         ),
     ),
     Corner(
+        # Not saturated, and not so small that tanh(x) is x: its error shows where no other hides it.
+        name="a softcap where it bends",
+        tables=(
+            *(("SOFTCAPS", (1.0,)), ("LOGITS", (1.0,)), ("QK", ("normal",)), ("SCALES", (None,))),
+            *(("DTYPES", ("float32",)), ("DOT_PRECISIONS", ("ieee",))),
+            ("SHAPES", ("small", "medium", "large")),
+        ),
+    ),
+    Corner(
         name="offsets past 2^31 by head",
         tables=_APART,
         axis=1,
@@ -166,6 +177,17 @@ CORNERS = (
             *(("RELATIONS", ("congruent",)), ("NEARNESS", (0,))),
         ),
         axis=2,
+    ),
+    Corner(
+        # Kernels have paths of their own for it, which few cases drawn at random would take.
+        name="what fast paths are made for",
+        tables=(
+            *(("HEAD_DIMS", (64, 128, 80, 96)), ("HEAD_DIM_V", ("same",)), ("SOFTCAPS", (0.0,))),
+            *(("DTYPES", ("float16", "bfloat16")), ("LAYOUTS", ("bhsd", "bshd"))),
+            *(("MASKS", (*_CAUSAL, (False, False, False, "bottom-right"))), ("TERMS", (NO_TERMS,))),
+            ("SHAPES", ("medium", "large")),
+        ),
+        backward=True,
     ),
     Corner(
         name="one key before a block's end",

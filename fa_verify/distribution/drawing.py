@@ -123,7 +123,9 @@ class _Drawing:
             head_dim=head_dim,
             head_dim_v=head_dim_v,
             dtype=dtype,
-            dot_precision=_at(space.dot_precisions, self._form.random())
+            dot_precision=_at(
+                self._narrowed("DOT_PRECISIONS", space.dot_precisions), self._form.random()
+            )
             if dtype == "float32"
             else "ieee",
             mask=self._mask(seqlen_q, seqlen_k),
@@ -180,7 +182,7 @@ class _Drawing:
         head_dim = self._head_dim(space.head_dims)
         if not space.head_dims_v:
             return head_dim, head_dim
-        same = _at(tables.HEAD_DIM_V, self._form.random()) == "same"
+        same = _at(self._left("HEAD_DIM_V"), self._form.random()) == "same"
         if same and head_dim in space.head_dims_v:
             return head_dim, head_dim
         return head_dim, self._head_dim(space.head_dims_v)

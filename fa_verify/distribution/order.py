@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from fa_verify.aspects import pairs
-from fa_verify.distribution.corners import CORNERS, MODEST, PLAIN
+from fa_verify.distribution.corners import CORNERS, MODEST, NO_TERMS, PLAIN
 from fa_verify.distribution.drawing import sample
 from fa_verify.distribution.gaps import GAP_CORNERS
 from fa_verify.distribution.scales import SCALE_CORNERS
@@ -111,7 +111,8 @@ def _has(space: Space, corner: Corner) -> bool:
         "SOFTCAPS": c is None or c.softcap,
         "LAYOUTS": c is None or c.layouts,
         "EDGE_LENGTHS": c is None or c.empty,
-        "TERMS": c is not None and any(getattr(c, name) for name in corner.kept("TERMS")),
+        "TERMS": corner.kept("TERMS") == (NO_TERMS,)
+        or (c is not None and any(getattr(c, name) for name in corner.kept("TERMS"))),
         "FP8": c is not None and any(map(c.takes_scales, corner.kept("FP8"))),
         "DOCUMENTS": c is not None and c.documents,
         "PATTERNS": c is not None and bool(set(c.patterns) & set(corner.kept("PATTERNS"))),

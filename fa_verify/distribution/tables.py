@@ -128,6 +128,7 @@ SLOPES: Table[str] = (("geometric", 60), ("signed", 25), ("steep", 15))
 SINKS: Table[str] = (("normal", 50), ("high", 20), ("low", 15), ("off", 15))
 DLSE: Table[str] = (("normal", 60), ("zeros", 10), ("spikes", 30))
 DROPOUT: Table[float] = ((0.1, 45), (0.5, 20), (0.2, 15), (0.9, 12), (0.01, 8))
+SEEDS: Table[str] = (("wide", 70), ("narrow", 30))
 BIAS_LAYOUTS: Table[str] = (
     *(("bhsd", 40), ("padded rows", 15), ("transposed", 10), ("offset", 10)),
     *(("padded heads", 10), ("spread", 5), ("sbhd", 10), ("huge", 2)),

@@ -12,7 +12,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from fa_verify.distribution import tables
-from fa_verify.distribution.corners import Corner
+from fa_verify.distribution.corners import NO_TERMS, Corner
 from fa_verify.distribution.placement import placed
 from fa_verify.problem import TERMS
 
@@ -123,6 +123,8 @@ def with_terms(case: Case, c: Capabilities | None, corner: Corner, form: str | N
     there = {"bias": problem.bias, "slopes": problem.alibi, "sinks": problem.sinks}
     there["dlse"] = problem.lse_grad
     kept = {name: family for name, family in families.items() if there[name]}
+    if problem.dropout and c.wide_seeds:  # a seed's width is a type of the kernel's argument
+        kept["seeds"] = _at(tables.SEEDS, former.random())
     values = dataclasses.replace(case.values, **kept)
     return dataclasses.replace(case, problem=problem, values=values)
 
@@ -143,6 +145,8 @@ class _Drawing:
         bare = self._form.random() < (tables.BARE if len(declared) > 1 else 0.0)
         share = tables.WITH_TERM / (1.0 - (tables.BARE if len(declared) > 1 else 0.0))
         drawn = [name for name in declared if self._form.random() < share]
+        if self._corner.kept("TERMS") == (NO_TERMS,):
+            return []
         must = [name for name in declared if name in self._corner.kept("TERMS")]
         return must or ([] if bare else drawn)
 

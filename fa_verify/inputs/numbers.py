@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fa_verify.scales import scaled
-from fa_verify.values import DO_FAMILIES, QK_FAMILIES, TERM_FAMILIES, V_FAMILIES, Facts, stream
+from fa_verify.values import (
+    DO_FAMILIES,
+    QK_FAMILIES,
+    SEED_BITS,
+    TERM_FAMILIES,
+    V_FAMILIES,
+    Facts,
+    stream,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -84,8 +92,10 @@ def _leave_a_key(p: Problem, bias: npt.NDArray[np.float64], seed: int) -> None:
 
 
 def dropout_seed(case: Case) -> int | None:
-    """What the kernel's random numbers come from, of 31 bits; None where none are needed."""
-    return int(stream(case.seed, "dropout").integers(1 << 31)) if case.problem.dropout else None
+    """What the kernel's random numbers come from; None where none are needed."""
+    if not case.problem.dropout:
+        return None
+    return int(stream(case.seed, "dropout").integers(1 << SEED_BITS[case.values.seeds]))
 
 
 def period(case: Case) -> int:

@@ -20,7 +20,7 @@ from rich.text import Text
 from fa_verify import loader
 from fa_verify.errors import InvalidInputError
 from fa_verify.mutation import table
-from fa_verify.mutation.choice import chosen
+from fa_verify.mutation.choice import Choice
 from fa_verify.mutation.hunt import Hunt
 from fa_verify.mutation.outcome import Outcome, score
 
@@ -57,7 +57,7 @@ def mutate(
         only: Ids (or beginnings of ids) of mutants; empty: all.
         operators: Kinds of change; empty: all.
         functions: Triton functions that are mutated; empty: all.
-        cases: How many cases (`choice.chosen`).
+        cases: How many cases (`choice.Choice`).
         budget: Seconds for all; mutants that had fewer cases for it say so.
         seed: Of the distribution, and of the sample.
         sample: At most so many mutants, of each function and operator as large a share.
@@ -73,7 +73,7 @@ def mutate(
     workers = workers or len(os.sched_getaffinity(0))
     hunt = Hunt(kernel, workers, None if budget is None else begin + budget)
     try:
-        hunt.survey(chosen(kernel, cases, seed))
+        hunt.survey(Choice(kernel, cases, seed), cases)
         if not hunt.cases and not hunt.unfit:
             msg = f"budget={budget:g} s: over before the kernel itself had run; give it more time"
             raise InvalidInputError(msg)

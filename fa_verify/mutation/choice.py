@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 from fa_verify import campaign
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from fa_verify.backends.base import Setup
     from fa_verify.case import Case
     from fa_verify.kernel import Kernel
     from fa_verify.layouts import Layout
 
-__all__ = ["chosen", "late", "traits"]
+__all__ = ["Choice", "Drawn", "late", "traits"]
 
+Drawn = tuple["Case", "Setup"]
 _Pair = tuple[str, str]
 
 _TIMES = 40  # as many cases are drawn as are wanted
@@ -30,39 +31,64 @@ _PLAIN = 6  # of so many cases, one is of these
 _HALF = 8  # elements of a 16-bit dtype in 16 bytes
 _LARGEST_BLOCK = 128  # what more keys, or rows, than this are lie in several blocks
 _SMALLEST_BLOCK = 16
+_SIDE_BY_SIDE = 4  # heads whose blocks kernels interleave, as a rule
 _NEAR = 2  # how far from a block's end an end of a mask still may be of interest
 
 
-def chosen(kernel: Kernel, cases: int, seed: int) -> list[tuple[Case, Setup]]:
-    """Cases of a run: whatever of them comes first has most that the rest has.
+class Choice:
+    """The cases of a run that mutants are tried on, asked for some at a time.
 
     A few large cases would take most of the time, and show little that small ones do not. One after
     the other, the case is chosen that brings most pairs of traits, each counted half as much for
-    every case that has it already. Every few turns it is one of those that fast paths are made for:
-    these have the fewest traits.
-
-    Args:
-        kernel: The kernel.
-        cases: How many.
-        seed: Of the run that draws them.
+    every case that has it already: whatever comes first has most that the rest has.
     """
-    drawn = list(campaign.drawn(kernel, campaign.Plan(cases=_TIMES * cases, seed=seed)))
-    drawn.sort(key=_cost)
-    pool = drawn[: max(cases, int(_CHEAP * len(drawn)))]
-    plain = _Greedy([pair for pair in pool if _is_plain(pair[0])])
-    others = _Greedy([pair for pair in pool if not _is_plain(pair[0])])
-    seen: collections.Counter[_Pair] = collections.Counter()
-    found = []
-    for turn in range(min(cases, len(pool))):
-        first, second = (plain, others) if turn % _PLAIN == 0 else (others, plain)
-        found.append(first.best(seen) or second.best(seen))
-    return [pair for pair in found if pair]
+
+    def __init__(self, kernel: Kernel, cases: int, seed: int) -> None:
+        """Draw what is chosen from.
+
+        Args:
+            kernel: The kernel.
+            cases: How many will be asked for.
+            seed: Of the run that draws them.
+        """
+        drawn = list(campaign.drawn(kernel, campaign.Plan(cases=_TIMES * cases, seed=seed)))
+        drawn.sort(key=_cost)
+        cheap = drawn[: max(cases, int(_CHEAP * len(drawn)))]
+        plain = [pair for pair in drawn if _is_plain(pair[0])]  # few: one or two of a hundred
+        self._left = dict.fromkeys([*cheap, *plain])
+        self._seen: collections.Counter[_Pair] = collections.Counter()
+
+    def first(self, count: int) -> list[Drawn]:
+        """Cases of every kind; every few turns one of those that fast paths are made for.
+
+        These have the fewest traits.
+        """
+        plain = _Greedy([pair for pair in self._left if _is_plain(pair[0])])
+        others = _Greedy([pair for pair in self._left if not _is_plain(pair[0])])
+        found = []
+        for turn in range(count):
+            first, second = (plain, others) if turn % _PLAIN == 0 else (others, plain)
+            found.append(first.best(self._seen) or second.best(self._seen))
+        return self._taken(found)
+
+    def alike(self, known: Sequence[Case], count: int) -> list[Drawn]:
+        """Cases that have all traits that these share: they run the same code, as a rule."""
+        shared = set.intersection(*(set(traits(case)) for case in known)) if known else set()
+        like = [pair for pair in self._left if shared <= set(traits(pair[0]))]
+        greedy = _Greedy(like)
+        return self._taken([greedy.best(self._seen) for _ in range(count)])
+
+    def _taken(self, found: Iterable[Drawn | None]) -> list[Drawn]:
+        taken = [pair for pair in found if pair]
+        for pair in taken:
+            self._left.pop(pair)
+        return taken
 
 
 class _Greedy:
     """Cases, of which the one is asked for again and again that brings most."""
 
-    def __init__(self, cases: list[tuple[Case, Setup]]) -> None:
+    def __init__(self, cases: list[Drawn]) -> None:
         self._cases = cases
         self._pairs = [
             list(itertools.combinations(sorted(set(traits(case))), 2)) for case, _ in cases
@@ -70,7 +96,7 @@ class _Greedy:
         self._heap = [(-float(len(pairs)), i) for i, pairs in enumerate(self._pairs)]
         heapq.heapify(self._heap)
 
-    def best(self, seen: collections.Counter[_Pair]) -> tuple[Case, Setup] | None:
+    def best(self, seen: collections.Counter[_Pair]) -> Drawn | None:
         """Take the best case and count its pairs; None: all are taken.
 
         What a case brings only falls: one that is still above all that the others once brought
@@ -86,7 +112,7 @@ class _Greedy:
         return None
 
 
-def late(pair: tuple[Case, Setup]) -> tuple[bool, int]:
+def late(pair: Drawn) -> tuple[bool, int]:
     """A key: what is cheap is tried before what is not.
 
     Last come cases where a stride, taken for a length, makes loops that a time limit must end.
@@ -104,6 +130,8 @@ def traits(case: Case) -> Iterator[str]:
     yield f"right {mask.causal or mask.window_right is not None}"
     yield f"left {mask.window_left is not None}"
     yield f"group {p.group > 1} {p.heads_kv > 1} batch {p.batch > 1}"
+    many = f"heads {p.batch * p.heads_q > _SIDE_BY_SIDE}"
+    yield f"{many} blocks {p.seqlen_q > _LARGEST_BLOCK} {p.seqlen_k > _LARGEST_BLOCK}"
     wide = 4 if p.dtype == "float32" else _HALF  # elements in 16 bytes
     rows = f"in vectors of {wide}" if _vectors(case, wide) else "of single elements"
     yield f"columns {_columns(p.head_dim, wide)} {rows}"
@@ -124,6 +152,7 @@ def traits(case: Case) -> Iterator[str]:
         seen = p.seqlen_k if right is None else shift + right
         yield f"blocks without a mask {min(seen, p.seqlen_k) > _LARGEST_BLOCK}"
     yield f"longer {(p.seqlen_q > p.seqlen_k) - (p.seqlen_q < p.seqlen_k)}"
+    yield f"plain {_is_plain(case)}"
     if _is_plain(case):
         yield f"plain {p.head_dim}"
     yield f"terms {p.terms != ()} banded {mask.banded} {bool(mask.documents or mask.pattern)}"
@@ -208,7 +237,7 @@ def _beside(end: int) -> str:
     return f"{rest:+d}" if abs(rest) <= _NEAR else "no"
 
 
-def _cost(pair: tuple[Case, Setup]) -> int:
+def _cost(pair: Drawn) -> int:
     """Multiply-adds, each tile counted whole."""
     p = pair[0].problem
     tiles = (p.seqlen_q // _BLOCK + 1) * (p.seqlen_k // _BLOCK + 1)

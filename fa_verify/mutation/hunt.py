@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fa_verify.backends.base import Setup
     from fa_verify.case import Case
     from fa_verify.kernel import Kernel
+    from fa_verify.mutation.choice import Choice, Drawn
     from fa_verify.ttir.mutation.recorder import AnyMutant, Found
 
 __all__ = ["Hunt", "Quarry"]
@@ -38,6 +39,7 @@ _CHUNK, _LEAST = 48, 4
 _TRIES = 40  # cases on which a mutant is tried at most: the first that were chosen
 _PROVEN = 16  # likewise, of one that is proven to change nothing: only the proof is looked after
 _WHOLES = 6  # cases on which a survivor is tried under all checks
+_KEPT = 3  # one case of so many is kept for functions that few of the others run
 _MEMORY = 8 << 30
 _PATIENCE = 1.0  # seconds after which it is asked again whether the time is over
 _CASE_SECONDS = 600.0  # a process that is silent for so long is killed
@@ -144,9 +146,30 @@ class Hunt:
         self.unfit: list[tuple[Case, str]] = []
         self.cases: list[_Prey] = []
         self.quarries: dict[str, Quarry] = {}
+        self._looked_at = 0
 
-    def survey(self, drawn: Sequence[tuple[Case, Setup]]) -> None:
-        """Run the kernel itself on all cases, and look which mutants each allows."""
+    def survey(self, choice: Choice, count: int) -> None:
+        """Run the kernel itself on all cases, and look which mutants each allows.
+
+        A part of the cases is kept for Triton functions that few of the others run.
+
+        Args:
+            choice: Where cases come from.
+            count: How many are asked for.
+        """
+        self._look(choice.first(count - count // _KEPT))
+        ran: dict[str, set[int]] = collections.defaultdict(set)
+        for quarry in self.quarries.values():
+            ran[quarry.mutant.kernel] |= quarry.cases
+        rare = sorted((len(numbers), name) for name, numbers in ran.items() if numbers)
+        for turn, (met, name) in enumerate(rare):
+            left = count - self._looked_at
+            wanted = min(_TRIES - met, -(-left // (len(rare) - turn)))
+            known = [prey.case for prey in self.cases if prey.number in ran[name]]
+            self._look(choice.alike(known, max(0, wanted)))
+        self._look(choice.first(count - self._looked_at))
+
+    def _look(self, drawn: Sequence[Drawn]) -> None:
         started = [
             self._pool.schedule(
                 work.survey,
@@ -155,7 +178,8 @@ class Hunt:
             )
             for case, setup in drawn
         ]
-        for number, ((case, setup), future) in enumerate(zip(drawn, started, strict=True)):
+        first, self._looked_at = self._looked_at, self._looked_at + len(drawn)
+        for number, ((case, setup), future) in enumerate(zip(drawn, started, strict=True), first):
             while not future.done() and not self._late():
                 wait([future], timeout=_PATIENCE)
             if not future.done():

@@ -6,7 +6,10 @@ Shapes are (batch, heads, seqlen, head_dim); query head h reads key head ``h // 
 
 from fa_verify.values.facts import Facts, stream
 from fa_verify.values.queries_keys import QK_FAMILIES
-from fa_verify.values.terms import TERM_FAMILIES
+from fa_verify.values.terms import SEED_BITS, TERM_FAMILIES
 from fa_verify.values.values_gradients import DO_FAMILIES, V_FAMILIES
 
-__all__ = ["DO_FAMILIES", "QK_FAMILIES", "TERM_FAMILIES", "V_FAMILIES", "Facts", "stream"]
+__all__ = [
+    *("DO_FAMILIES", "QK_FAMILIES", "SEED_BITS", "TERM_FAMILIES", "V_FAMILIES", "Facts"),
+    "stream",
+]

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
     from fa_verify.values.facts import Array, Facts, Rng
 
-__all__ = ["TERM_FAMILIES"]
+__all__ = ["SEED_BITS", "TERM_FAMILIES"]
+
+SEED_BITS = {"narrow": 31, "wide": 63}
+"""Bits of dropout's seed, by its family: an int32's, and an int64's."""
 
 
 def _b_normal(rng: Rng, shape: tuple[int, ...], _facts: Facts) -> Array:

@@ -66,8 +66,8 @@ class Values:
     def __post_init__(self) -> None:
         """Reject unknown families."""
         families = {"qk": QK_FAMILIES, "v": V_FAMILIES, "do": DO_FAMILIES, **TERM_FAMILIES}
-        families |= {"scales": SCALE_FAMILIES, "seeds": SEED_BITS}
-        for name, known in families.items():
+        families["scales"] = SCALE_FAMILIES
+        for name, known in [*families.items(), ("seeds", SEED_BITS)]:
             if getattr(self, name) not in known:
                 msg = f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}"
                 raise InvalidInputError(msg)

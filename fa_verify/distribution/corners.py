@@ -143,7 +143,7 @@ CORNERS = (
         ),
     ),
     Corner(
-        # Not saturated, and not so small that tanh(x) is x: its error shows where no other hides it.
+        # Neither saturated nor so small that tanh(x) is x: the error of tanh shows.
         name="a softcap where it bends",
         tables=(
             *(("SOFTCAPS", (1.0,)), ("LOGITS", (1.0,)), ("QK", ("normal",)), ("SCALES", (None,))),

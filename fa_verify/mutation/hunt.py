@@ -18,9 +18,10 @@ import pebble
 from fa_verify.mutation import work
 from fa_verify.mutation.choice import late
 from fa_verify.mutation.subject import Fate
+from fa_verify.ttir.mutation.mutants import Mutant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     from fa_verify.backends.base import Setup
@@ -38,6 +39,7 @@ Fates = list[tuple[Fate, float]]
 _CHUNK, _LEAST = 48, 4
 _TRIES = 40  # cases on which a mutant is tried at most: the first that were chosen
 _PROVEN = 16  # likewise, of one that is proven to change nothing: only the proof is looked after
+_ASKED = 6  # mutants that a process is asked about at a time: each takes about a second
 _WHOLES = 6  # cases on which a survivor is tried under all checks
 _KEPT = 3  # one case of so many is kept for functions that few of the others run
 _MEMORY = 8 << 30
@@ -218,8 +220,54 @@ class Hunt:
             deep=False,
             tell=lambda: tell("parts"),
         )
+        self._prove([q for q in wanted if q.fate is None and not q.proof and not q.changed], tell)
         left = [q for q in wanted if q.fate is None and not q.proof]
         self._follow([self._trail(q, _WHOLES) for q in left], deep=True, tell=lambda: tell("whole"))
+
+    def _prove(self, wanted: Sequence[Quarry], tell: Callable[[str], None]) -> None:
+        """Ask why mutants make no difference: on the case that runs fastest, then on others."""
+        asked = [q for q in wanted if isinstance(q.mutant, Mutant)]
+        proofs: dict[str, set[str]] = {}
+        for first, last in ((0, 1), (1, _PROVEN)):
+            cases: dict[int, list[Quarry]] = collections.defaultdict(list)
+            for quarry in asked:
+                met = [prey for prey in self.cases if prey.number in quarry.cases][:_PROVEN]
+                for prey in sorted(met, key=lambda prey: prey.late)[first:last]:
+                    cases[prey.number].append(quarry)
+            for found in self._asked(cases, tell):
+                for mutant, said in found.items():
+                    proofs.setdefault(mutant.id, set()).update(said)
+            asked = [q for q in asked if "" not in proofs.get(q.mutant.id, {""})]
+        for quarry in asked:
+            known = frozenset(proofs[quarry.mutant.id])
+            quarry.found = dataclasses.replace(quarry.found, proofs=known)
+
+    def _asked(
+        self, cases: Mapping[int, Sequence[Quarry]], tell: Callable[[str], None]
+    ) -> Iterator[dict[Mutant, set[str]]]:
+        """What is proven of mutants on cases; where the time ends, nothing is."""
+        by_number = {prey.number: prey for prey in self.cases}
+        started = []
+        for number, quarries in cases.items():
+            prey = by_number[number]
+            mutants = [q.mutant for q in quarries if isinstance(q.mutant, Mutant)]
+            for at in range(0, len(mutants), _ASKED):
+                chunk = mutants[at : at + _ASKED]
+                args = (self._kernel.target, str(prey.case), str(prey.setup), chunk)
+                future = self._pool.schedule(work.prove, args=args, timeout=_CASE_SECONDS)
+                started.append((chunk, future))
+        for chunk, future in started:
+            while not future.done() and not self._late():
+                wait([future], timeout=_PATIENCE)
+            tell("proofs")
+            if not future.done():
+                future.cancel()  # type: ignore[no-untyped-call]
+                yield {mutant: {""} for mutant in chunk}
+                continue
+            try:
+                yield future.result()
+            except (TimeoutError, pebble.ProcessExpired):
+                yield {mutant: {""} for mutant in chunk}
 
     def _trail(self, quarry: Quarry, most: int) -> _Trail:
         """A mutant and the first cases on which it computes anything else, the cheapest first."""

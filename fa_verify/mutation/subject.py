@@ -20,16 +20,18 @@ from fa_verify.checks.rerun import outputs
 from fa_verify.inputs import duplicate
 from fa_verify.kernel import Outputs
 from fa_verify.trial import Trial
+from fa_verify.ttir.mutation.prover import Prover
 from fa_verify.ttir.mutation.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from fa_verify.backends.base import Execution, Setup
     from fa_verify.bounds import Bounded
     from fa_verify.case import Case
     from fa_verify.inputs import Inputs
     from fa_verify.kernel import Kernel
+    from fa_verify.ttir.mutation.mutants import Mutant
     from fa_verify.ttir.mutation.recorder import AnyMutant
     from fa_verify.verdict import Failure
 
@@ -132,6 +134,14 @@ class Subject:
             msg = f"comparing what mutants compute changed the results of {part.case}: {why}"
             raise RuntimeError(msg)
         return recorder
+
+    def proofs(self, mutants: Sequence[Mutant]) -> dict[Mutant, set[str]]:
+        """Why mutants change no result, in each place of each module that the case compiles."""
+        prover = Prover(mutants)
+        for part in self.parts:
+            backend = CpuBackend(memory_limit=self._memory, alteration=prover)
+            _Shared(part, backend).execution  # noqa: B018 - for its modules
+        return prover.proofs
 
     def try_part(self, mutant: AnyMutant, index: int) -> Fate:
         """Run a mutant on one part; the checks that run it again are left out."""

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from fa_verify.kernel import Kernel
     from fa_verify.mutation.subject import Fate
+    from fa_verify.ttir.mutation.mutants import Mutant
     from fa_verify.ttir.mutation.recorder import AnyMutant, Found
 
-__all__ = ["Ready", "attempt", "start", "survey"]
+__all__ = ["Ready", "attempt", "prove", "start", "survey"]
 
 _MEMORY = 4 << 30  # bytes of live intermediates, as `backends.cpu` has them
 _SUBJECTS = 24  # cases kept: mutants that live longer come to more of them
@@ -69,3 +70,8 @@ def attempt(
         fate = subject.try_whole(mutant) if part is None else subject.try_part(mutant, part)
         fates.append((fate, time.perf_counter() - begin))
     return fates
+
+
+def prove(target: str, case: str, setup: str, mutants: Sequence[Mutant]) -> dict[Mutant, set[str]]:
+    """Ask why mutants change no result; "": nothing says so of one of their places."""
+    return _subject(target, case, setup).proofs(mutants)

@@ -10,6 +10,11 @@ from fa_verify.values.terms import SEED_BITS, TERM_FAMILIES
 from fa_verify.values.values_gradients import DO_FAMILIES, V_FAMILIES
 
 __all__ = [
-    *("DO_FAMILIES", "QK_FAMILIES", "SEED_BITS", "TERM_FAMILIES", "V_FAMILIES", "Facts"),
+    "DO_FAMILIES",
+    "QK_FAMILIES",
+    "SEED_BITS",
+    "TERM_FAMILIES",
+    "V_FAMILIES",
+    "Facts",
     "stream",
 ]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fa_verify.ttir.mutation.mutants import Mutant
     from fa_verify.ttir.syntax.ir import Module, Op, Value
 
-__all__ = ["Probes"]
+__all__ = ["Probes", "paired"]
 
 _NAME = "mutation.probe"
 
@@ -56,7 +56,7 @@ class Probes:
         surgery = Surgery(module)
         for mutant, op, change in list(changes(module, surgery)):
             self._meet(mutant, change, op)
-            pair = _pair(op, change, surgery)
+            pair = paired(op, change, surgery)
             if pair is None:
                 self.differ.add(mutant)
                 continue
@@ -85,7 +85,7 @@ def _unlike(a: Any, b: Any) -> bool:
     return bool((a != b).any())
 
 
-def _pair(op: Op, change: Change, surgery: Surgery) -> tuple[Op, Value, Value] | None:
+def paired(op: Op, change: Change, surgery: Surgery) -> tuple[Op, Value, Value] | None:
     """What is computed, what a mutant would compute, and before which operation both are known."""
     if any(x.type.scalar not in ("ptr", "desc") for x in op.results) and (
         is_pure(op) or op.name in ("tt.dot", "tt.reduce")

@@ -1,0 +1,154 @@
+"""What is proven of integers: which steps of loops matter, what is stored, what is the same."""
+
+# Triton reads the kernels in this file: their constexprs are upper-case.
+# ruff: noqa: N803
+
+import itertools
+import random
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from fa_verify import ttir
+from fa_verify.ttir.mutation.inequalities import ONE, at_least, infeasible
+from fa_verify.ttir.mutation.prover import Prover
+from fa_verify.ttir.mutation.recorder import Recorder
+
+HIDDEN = "a step more or less is one whose mask hides every lane, which adds nothing"
+MOVED = "a step is taken in a loop that does the same, where every mask is true"
+
+
+@triton.jit
+def band_kernel(x, y, columns, reach, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """Row i of y is the sum of x[j], j <= i + reach; whole blocks first, then those with a mask."""
+    first_row = tl.program_id(0) * BLOCK
+    rows = first_row + tl.arange(0, BLOCK)
+    end = tl.minimum(columns, first_row + BLOCK + reach)
+    inner = tl.maximum(tl.minimum(columns, first_row + reach + 1), 0) // BLOCK * BLOCK
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for first in range(0, inner, BLOCK):
+        keys = first + tl.arange(0, BLOCK)
+        numbers = tl.load(x + keys, mask=keys < columns, other=0.0)
+        total += tl.sum(tl.broadcast_to(numbers[None, :], (BLOCK, BLOCK)), 1)
+    for first in range(inner, end, BLOCK):
+        keys = first + tl.arange(0, BLOCK)
+        numbers = tl.load(x + keys, mask=keys < columns, other=0.0)
+        wide = tl.broadcast_to(numbers[None, :], (BLOCK, BLOCK))
+        if MASKED:
+            wide = tl.where(keys[None, :] - rows[:, None] <= reach, wide, 0.0)
+        total += tl.sum(wide, 1)
+    tl.store(y + rows, total, mask=rows < columns)
+
+
+@triton.jit
+def early_kernel(x, y, columns, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    first = tl.program_id(0) * BLOCK
+    length = columns
+    if first >= columns:
+        length = 0
+    lanes = first + tl.arange(0, BLOCK)
+    numbers = tl.load(x + lanes, mask=lanes < columns, other=0.0) + length
+    other = tl.load(x + lanes, mask=(lanes < columns) & (lanes < columns + 1), other=0.0)
+    if MASKED:
+        tl.store(y + lanes, numbers + other, mask=lanes < columns)
+    else:
+        tl.store(y + lanes, numbers + other)
+
+
+def run(kernel, alteration, columns=37, masked=True, **numbers):
+    x, y = torch.randn(64, generator=torch.Generator().manual_seed(0)), torch.zeros(64)
+    with ttir.execute(ttir.Options(alteration=alteration)) as execution:
+        execution.declare(x, "x", written=True)
+        kernel[(4,)](x, y, columns, *numbers.values(), BLOCK=16, MASKED=masked)
+    return x, y, execution.incidents
+
+
+def proven(kernel, **options):
+    """Mutants of a kernel, by what they say, and the proofs of each."""
+    recorder = Recorder()
+    run(kernel, recorder, **options)
+    mutants = [m for m in recorder.found if hasattr(m, "place")]
+    prover = Prover(mutants)
+    run(kernel, prover, **options)
+    return {
+        mutant: (recorder.found[mutant].says, "; ".join(sorted(said)))
+        for mutant, said in prover.proofs.items()
+        if said and "" not in said
+    }
+
+
+def test_the_kernel_is_right():
+    x, y, incidents = run(band_kernel, None, reach=5)
+    due = [x[: min(37, i + 6)].sum() for i in range(37)]
+    torch.testing.assert_close(y[:37], torch.stack(due))
+    assert not incidents
+
+
+def test_steps_that_add_nothing_and_steps_that_move_are_told():
+    found = proven(band_kernel, reach=5)
+    reasons = {reason for _, reason in found.values()}
+    assert {HIDDEN, MOVED} <= reasons
+    hidden = {says for says, reason in found.values() if reason == HIDDEN}
+    assert "the constant 16 is 17" in hidden  # end: a row more, and a block beyond the mask
+    moved = {says for says, reason in found.values() if reason == MOVED}
+    assert "max(a, b) is only b" in moved  # inner = 0: all blocks have a mask
+
+
+@pytest.mark.parametrize("kernel", [band_kernel, early_kernel], ids=["band", "early"])
+def test_what_is_proven_makes_no_difference_on_any_numbers(kernel):
+    options = [{"columns": columns} for columns in (1, 15, 16, 17, 31, 32, 37, 48, 64)]
+    if kernel is band_kernel:
+        reaches = (-40, -17, -16, -1, 0, 1, 15, 16, 17, 40)
+        options = [{**o, "reach": r} for o, r in itertools.product(options, reaches)]
+    options = random.Random(0).sample(options, min(len(options), 30))  # noqa: S311
+    found = proven(kernel, **options[0])
+    assert found
+    for option in options:
+        _, right, _ = run(kernel, None, **option)
+        for mutant, why in found.items():
+            _, y, incidents = run(kernel, mutant, **option)
+            assert torch.equal(y, right), (why, option)
+            assert not incidents, (why, option)
+
+
+def test_without_a_mask_a_step_more_is_a_step_too_many():
+    reasons = {reason for _, reason in proven(band_kernel, reach=5, masked=False).values()}
+    assert HIDDEN not in reasons
+    assert MOVED in reasons  # both loops do the same, to whatever block
+
+
+def test_what_differs_only_where_nothing_is_stored():
+    found = proven(early_kernel).values()
+    assert ("a >= b is a > b", "where it is another, nothing is stored") in found
+    assert ("a & b is only a", "it is the same, whatever the kernel is given") in found
+    assert not any("nothing is stored" in r for _, r in proven(early_kernel, masked=False).values())
+
+
+def test_whole_numbers_are_told_from_fractions():
+    x, y = {"x": 1}, {"y": 2}
+    assert infeasible(
+        [at_least(x, y), at_least(y, x), at_least(x, {"z": 2}, 1), at_least({"z": 2}, x, -1)]
+    )
+    assert not infeasible([at_least(x, y), at_least(y, x), at_least(x, {"z": 2})])
+    assert infeasible([at_least({ONE: 3}, y), at_least(y, {ONE: 3})])  # 2 y = 3
+    assert not infeasible([])
+
+
+def test_no_solution_is_only_said_of_what_has_none():
+    rng = random.Random(1)  # noqa: S311
+    said = 0
+    for _ in range(400):
+        rows = [
+            {**{name: rng.randint(-3, 3) for name in "abc"}, ONE: rng.randint(-4, 4)}
+            for _ in range(rng.randint(2, 6))
+        ]
+        solved = any(
+            all(row["a"] * a + row["b"] * b + row["c"] * c + row[ONE] >= 0 for row in rows)
+            for a, b, c in itertools.product(range(-6, 7), repeat=3)
+        )
+        if infeasible(rows):
+            said += 1
+            assert not solved, rows
+    assert said > 20

@@ -194,6 +194,11 @@ CORNERS = (
         tables=(*_BESIDE, ("NEARNESS", (-1, -2, 2)), ("MASKS", _CAUSAL)),
     ),
     Corner(
+        # A running maximum of 0 is a number like others, and a row that has it has seen keys.
+        name="logits of 0, in several blocks",
+        tables=(("QK", ("zeros",)), ("SHAPES", ("wide", "medium", "large"))),
+    ),
+    Corner(
         name="no query, or no key",
         tables=(("SHAPES", ("edge",)), ("EDGE_LENGTHS", (0,))),
     ),

@@ -106,6 +106,13 @@ def columns_kernel(x, y, columns, rows, BLOCK: tl.constexpr, MOVES: tl.constexpr
     tl.store(y + lanes, total, mask=lanes < columns)
 
 
+@triton.jit
+def distance_kernel(x, y, columns, BLOCK: tl.constexpr):
+    lanes = tl.arange(0, BLOCK)
+    steps = tl.abs(lanes - columns) + (columns - lanes) % 2
+    tl.store(y + lanes, tl.load(x + lanes) + steps, mask=lanes < columns)
+
+
 def softmax(alteration, columns=COLUMNS):
     x = torch.randn(3, columns, generator=torch.Generator().manual_seed(0))
     y = torch.empty_like(x)
@@ -306,6 +313,19 @@ def test_a_limit_that_nothing_is_made_of_may_be_another(operator, fields, proof)
     assert found[mutant].proofs == {proof}
     if proof:
         assert torch.equal(limits(mutant)[0], limits(None)[0])
+
+
+def test_only_the_size_of_a_difference_is_read():
+    def run(alteration):
+        return flat(distance_kernel, alteration, columns=16, grid=1)
+
+    found = recorded(run)
+    swaps = [m for m in found if m.operator == "swap-operands" and m.op == "arith.subi"]
+    proofs = {next(iter(found[m].proofs)): m for m in swaps}
+    assert proofs.keys() == {"its only readers take its absolute value", ""}
+    _, right, _ = run(None)
+    assert torch.equal(run(proofs["its only readers take its absolute value"])[1], right)
+    assert not torch.equal(run(proofs[""])[1], right)
 
 
 def test_arithmetic_that_fits_32_bits_needs_no_64():

@@ -7,7 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fa_verify.ttir.mutation.changes import Change
-from fa_verify.ttir.mutation.proofs import fits, neutral, only_rounded_to, same, same_quotient
+from fa_verify.ttir.mutation.proofs import (
+    fits,
+    neutral,
+    only_its_size,
+    only_rounded_to,
+    same,
+    same_quotient,
+)
 from fa_verify.ttir.mutation.rows import hidden_again, never_seen, never_taken
 from fa_verify.ttir.mutation.surgery import literal, number
 from fa_verify.ttir.ops.choice import parse_number
@@ -99,7 +106,7 @@ def swapped_operands(op: Op, facts: Facts) -> Iterator[Change]:
             label="swap",
             says=f"{_shown(op)} is {_shown(op).translate(str.maketrans('ab', 'ba'))}",
             apply=partial(_swap, 0, 1),
-            proof=same(op.operands[0], op.operands[1], facts.numbering),
+            proof=same(op.operands[0], op.operands[1], facts.numbering) or only_its_size(op),
         )
 
 

@@ -7,7 +7,6 @@ they are indices and lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +18,7 @@ from fa_verify.ttir.ops.tiles import integer
 from fa_verify.ttir.syntax.ir import Type
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from collections.abc import Set as AbstractSet
 
     from fa_verify.ttir.mutation.inequalities import Inequality, Linear

@@ -23,6 +23,7 @@ __all__ = [
     "always_true",
     "fits",
     "neutral",
+    "only_its_size",
     "only_rounded_to",
     "same",
     "same_quotient",
@@ -127,6 +128,21 @@ def only_rounded_to(value: Value, scalar: str) -> str:
             elif user.name != "arith.truncf" or user.results[0].type.scalar != scalar:
                 return ""
     return f"its only readers round it to {scalar}, and rounding twice is rounding once"
+
+
+def only_its_size(difference: Op) -> str:
+    """All that is made of `a - b` is its absolute value, which is that of `b - a`."""
+    pending = list(difference.results) if difference.name in ("arith.subi", "arith.subf") else []
+    sized = 0
+    while pending:
+        for user in pending.pop().users:
+            if user.name in RESHAPING or user.name == "tt.trans":
+                pending += user.results
+            elif user.name in ("math.absi", "math.absf"):
+                sized += 1
+            else:
+                return ""
+    return "its only readers take its absolute value" if sized else ""
 
 
 def whole_steps(loop: Op) -> str:

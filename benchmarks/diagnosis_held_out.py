@@ -26,6 +26,7 @@ SETS = {  # and what each is planted in
     "own": ROOT / "kernels",
     "unlike": HELD_OUT / "kernels",
     "later": HELD_OUT / "kernels",
+    "others": HELD_OUT / "kernels",
 }
 SEED, CASES, FAILURES, SECONDS = 5, 96, 3, 5.0
 

@@ -38,9 +38,12 @@ __all__ = ["OR", "SIMULATED", "diagnose"]
 _FORWARD = ("o", "lse")
 _GRADIENTS = ("dq", "dk", "dv")
 _BY_VALUE = ("numerics", "nonfinite", "metamorphic")
+_ELSEWHERE = ("out-of-bounds-write", "race")
 _FATAL = ("timeout", "crash", "contract")  # other cases would take as long, or end as badly
 _UNKNOWN = "no known defect explains it"
-_SECONDS = 4.0  # for other cases, and as many for hypotheses
+_FEW = 3  # failing cases without a forbidden access, which need a cause of their own
+_SECONDS = 10.0
+_ON_CASES, _ON_CAUSES, _ON_LINES = 0.25, 0.4, 0.35  # shares of it
 
 
 def diagnose(
@@ -56,23 +59,27 @@ def diagnose(
         trial: The trial that they come from.
         failures: What the checks found.
         others: Other cases on which the kernel fails likewise.
-        seconds: Spent on running other cases, as many on trying causes, and half as many on trying
-            edits of the kernel, or twice as many where no cause is known; 0: no other case runs.
+        seconds: Of this process, for all of it: what is not tried by then is not said. A quarter
+            goes to running other cases, two to trying causes, the rest to trying edits of the
+            kernel, which are fewer where the cause is known; 0: no other case runs.
     """
     if not failures:
         return []
+    begin = time.process_time()
     evidence = gather(trial)
     seen = [explain.Witness(trial, evidence)]
     if seconds and not any(f.check in _FATAL for f in failures):
-        called = witnesses.call(trial, others, seconds)
+        called = witnesses.call(trial, others, seconds * _ON_CASES)
         far = set(others[1:])  # the first is what was made small
         seen += [explain.Witness(x, gather(x), far=x.case in far) for x in called]
-    causes = _causes(seen, time.process_time() + (seconds or _SECONDS))
+    causes = _causes(seen, begin + (seconds or _SECONDS) * (_ON_CASES + _ON_CAUSES))
     trials = [witness.trial for witness in seen]
     found = [f.diagnosis or _sentence(trials, f, evidence, causes) for f in failures]
     if seconds and len(trials) > 1:
         known = bool(found[0]) and not found[0].startswith(_UNKNOWN)
-        mended = repair.mend(trials, seconds / 2 if known else 2 * seconds)
+        left = begin + seconds - time.process_time()
+        left = min(left, seconds * _ON_LINES) if known else left
+        mended = repair.mend(trials, left, found[0])
         found = [
             _joined(text, mended) if n == 0 or text.startswith(_UNKNOWN) else text
             for n, text in enumerate(found)
@@ -84,10 +91,15 @@ def diagnose(
 
 
 def _joined(cause: str, mended: str) -> str:
-    """A cause, and the line that mends the kernel: which is the cause where none is known."""
-    if not cause or not mended:
-        return cause or mended
-    return mended if cause.startswith(_UNKNOWN) else f"{cause}; {mended}"
+    """A cause, and the line that mends the kernel: which is the cause where none is known.
+
+    Edits of several lines leave open which of them it is.
+    """
+    if not mended:
+        return cause
+    if not cause or cause.startswith(_UNKNOWN):
+        return f"{_UNKNOWN}; {mended}" if OR in mended else mended
+    return f"{cause}; {mended}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,22 +108,28 @@ class _Causes:
 
     forward: explain.Explanation | None = None
     backward: explain.Explanation | None = None
+    elsewhere: bool = False  # found on cases without a forbidden access
 
     def address(self, name: str) -> str:
         """A wrong address of a tensor explains forbidden accesses to it too."""
         for found in (self.forward, self.backward):
             if found is not None and found.hypothesis.addressing:
                 sentence = found.hypothesis.sentence
-                if "head" in sentence or re.search(rf"\b{re.escape(name)}\b", sentence):
+                if re.search(rf"head|documents|packed|\b{re.escape(name)}\b", sentence):
                     return found.text
         return ""
 
 
 def _causes(seen: list[explain.Witness], end: float) -> _Causes:
-    forward = explain.explain(explain.Pass(names=_FORWARD, backward=False), seen, end)
+    which, elsewhere = explain.Pass(names=_FORWARD, backward=False), False
+    forward = explain.explain(which, seen, end)
+    clean = [x for x in seen if not (x.trial.execution.incidents or x.trial.execution.unwritten)]
+    if forward is None and sum(map(which.fails, clean)) >= _FEW and len(clean) < len(seen):
+        forward = explain.explain(which, clean, end)
+        elsewhere = forward is not None
     like = "" if forward is None else forward.hypothesis.sentence
     gradients = explain.Pass(names=_GRADIENTS, backward=True)
-    return _Causes(forward, explain.explain(gradients, seen, end, like))
+    return _Causes(forward, explain.explain(gradients, seen, end, like), elsewhere)
 
 
 def _sentence(
@@ -120,9 +138,7 @@ def _sentence(
     """The cause of one failure of the first of the trials."""
     name = failure.tensor
     if failure.check == "memory":
-        seen = _incident(trials, failure)
-        # A page that does not exist comes of its table: strides explain NaN as well as anything.
-        return seen if incidents.NO_PAGE in seen else causes.address(plain(name)) or seen
+        return _stray(trials, failure, causes)
     if failure.check == "unwritten":
         return causes.address(name) or _unwritten(trials, name)
     if failure.check == "metamorphic" and not evidence.wrong(name):
@@ -132,6 +148,17 @@ def _sentence(
     if failure.check not in _BY_VALUE or name not in evidence.seen:
         return _of_no_head(trials, failure)
     return _value(trials, failure, evidence, causes)
+
+
+def _stray(trials: Sequence[Trial], failure: Failure, causes: _Causes) -> str:
+    """The cause of a forbidden access."""
+    seen = _incident(trials, failure)
+    # A page that does not exist comes of its table: strides explain NaN as well as anything.
+    if incidents.NO_PAGE in seen:
+        return seen
+    if causes.elsewhere and causes.forward is not None:  # what strays is not all that is wrong
+        return causes.forward.text
+    return causes.address(plain(failure.tensor)) or seen
 
 
 def _of_no_head(trials: Sequence[Trial], failure: Failure) -> str:
@@ -201,10 +228,19 @@ def _unexplained(trials: Sequence[Trial], name: str, evidence: Evidence) -> str:
         sound = not evidence.wrong(*_FORWARD)
         read = _nan_was_read(trial, name, evidence)
         cause = read or patterns.empty(name, evidence.seen[name], evidence.problem, sound=sound)
-        if cause:
+        if cause and (read or all(_empty_too(other, name) for other in trials[1:])):
             return cause
     known = patterns.pattern(name, evidence.seen[name].wrong, evidence.problem)
     return f"{_UNKNOWN}; {known}" if known else _UNKNOWN
+
+
+def _empty_too(trial: Trial, name: str) -> bool:
+    """Whether what rows without keys do explains another case as well, if it fails."""
+    evidence = gather(trial)
+    if name not in evidence.seen or not evidence.wrong(name):
+        return True
+    sound = not evidence.wrong(*_FORWARD)
+    return bool(patterns.empty(name, evidence.seen[name], evidence.problem, sound=sound))
 
 
 def _nan_was_read(trial: Trial, name: str, evidence: Evidence) -> str:
@@ -215,8 +251,8 @@ def _nan_was_read(trial: Trial, name: str, evidence: Evidence) -> str:
     if not watched or born or not nan or evidence.wrong("lse"):
         return ""
     return (
-        "v of hidden keys comes through: NaN lies where no query sees a key, its scores are "
-        "hidden, but 0 times NaN is NaN: mask the load of v"
+        "v of hidden keys comes through: where no query sees a key its tile holds NaN, and 0 times "
+        "NaN is NaN: mask the load of v, with other=0"
     )
 
 
@@ -242,6 +278,12 @@ def _seen(trials: Sequence[Trial]) -> list[tuple[tuple[Incident, ...], Problem]]
 
 def _unwritten(trials: Sequence[Trial], name: str) -> str:
     """What all cases say of where nobody writes a tensor."""
+    elsewhere = (x for trial in trials for x in trial.execution.incidents)
+    if any(x.kind in _ELSEWHERE and plain(x.argument) == name for x in elsewhere):
+        return (
+            f"{_UNKNOWN}: {name} is not written everywhere, and something is written elsewhere: a "
+            "stride, an offset or a mask of its store is wrong"
+        )
     holes = []
     for trial in trials:
         tensor = next(

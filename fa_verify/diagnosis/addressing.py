@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["read_by", "written_by"]
+__all__ = ["added_by", "read_by", "written_by"]
 
 Strides = tuple[int, ...]
 
@@ -31,6 +31,15 @@ def written_by(
     memory[stored.flatten()] = values.flatten()
     writers.index_add_(0, stored.flatten(), torch.ones(stored.numel(), dtype=torch.int64))
     return memory[loaded], (writers != 1)[loaded], (writers == 0)[loaded]
+
+
+def added_by(values: torch.Tensor, wrong: Strides) -> torch.Tensor:
+    """Add values up in zeroed memory by the wrong strides, read them as if it were contiguous."""
+    memory = torch.zeros(values.numel(), dtype=torch.float64)
+    places = _offsets(values.shape, wrong).flatten()
+    inside = places < len(memory)
+    memory.index_add_(0, places[inside], values.flatten()[inside])
+    return memory.view(values.shape)
 
 
 def read_by(

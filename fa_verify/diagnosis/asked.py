@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.diagnosis import hypotheses
+from fa_verify.diagnosis import hypotheses, hypotheses_of_gradients
 from fa_verify.diagnosis.score import Fit, compared, fit
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ class Pass:
 
     def hypotheses(self, witness: Witness) -> list[Hypothesis]:
         """The hypotheses on one case."""
-        find = hypotheses.for_backward if self.backward else hypotheses.for_forward
+        find = hypotheses_of_gradients.for_backward if self.backward else hypotheses.for_forward
         return list(find(witness.trial, witness.evidence))
 
     def right(self, witness: Witness) -> Prediction:
         """What a right kernel writes."""
-        find = hypotheses.right_backward if self.backward else hypotheses.right_forward
+        find = hypotheses_of_gradients.right_backward if self.backward else hypotheses.right_forward
         return find(witness.trial, witness.evidence)
 
     def seen(self, witness: Witness) -> bool:
@@ -151,7 +151,8 @@ class Asked:
             found = dataclasses.replace(found, gain=gain, overall=overall)
         if hypothesis.rounding and evidence.finite:  # a value that flips its rounding stays as far
             found = dataclasses.replace(found, reproduced=1.0)
-        if not hypothesis.rounding and not self._clear:  # nor does this case speak against it
+        clear = self._clear and (found.clear or found.gain >= NEARER)
+        if not hypothesis.rounding and not clear:  # nor does this case speak against it
             found = dataclasses.replace(found, gain=max(found.gain, NEARER))
         return found
 

@@ -57,6 +57,23 @@ class Beside:
             dlse=None if terms.dlse is None else terms.dlse.double(),
         )
 
+    def part(self, rows: slice, keys: slice) -> Beside:
+        """What some rows and keys have."""
+        return dataclasses.replace(
+            self,
+            bias=_part(self.bias, rows, keys),
+            weights=_part(self.weights, rows, keys),
+            dp_weights=_part(self.dp_weights, rows, keys),
+            dlse=None if self.dlse is None else self.dlse[..., rows],
+        )
+
+
+def _part(x: torch.Tensor | None, rows: slice, keys: slice) -> torch.Tensor | None:
+    if x is None:
+        return None
+    x = x[..., rows, :] if x.shape[-2] > 1 else x
+    return x[..., keys] if x.shape[-1] > 1 else x
+
 
 NOTHING = Beside()
 

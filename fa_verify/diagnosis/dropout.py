@@ -28,6 +28,7 @@ __all__ = ["other_draw"]
 
 _DROPOUT = 0.25  # kept and dropped are told apart by their shares
 _LENGTH = 16  # 256 elements; two draws differ in 96 of them, give or take 8
+_HEADS = 2
 _WIDTHS = (64, 32, 128, 16)
 _APART = 0.25  # of what is divided by: nearer to 0 or to it an element counts as one of both
 _CLEAR = 0.98  # share of elements that must be one of both
@@ -42,23 +43,32 @@ def other_draw(trial: Trial) -> str:
     small = None if not problem.dropout else _small(trial)
     if small is None or small.execution.error:
         return ""
-    evidence = gather(small)
-    forward = _kept(evidence, small.case.problem, backward=False)
-    said = "" if forward is None else _says(forward, evidence, "the forward pass")
-    if said or not small.case.backward:
-        return said
-    backward = _kept(evidence, small.case.problem, backward=True, trial=small)
-    return "" if backward is None else _says(backward, evidence, "the backward pass")
+    whole = gather(small)
+    for where in ("the forward pass", "the backward pass")[: 1 + small.case.backward]:
+        drawn = []
+        for head in range(small.case.problem.heads_q):
+            evidence = whole.part(0, head)
+            problem, backward = evidence.problem, where.endswith("backward pass")
+            kept = _kept(evidence, problem, backward=backward, trial=small)
+            if kept is None:
+                break
+            drawn.append(kept)
+            said = _says(kept, evidence, where)
+            if said and head and _alike(kept, drawn[0]):
+                said = f"{where} drops other elements than dropout_keep says: all heads the same"
+            if said:
+                return said
+    return ""
 
 
 def _small(trial: Trial) -> Trial | None:
-    """The case as one head with few rows and keys, and as many columns at least."""
+    """The case as few heads with few rows and keys, and as many columns at least."""
     p, takes = trial.case.problem, trial.kernel.takes
     for width in (p.head_dim_v, *_WIDTHS):
         if width < _LENGTH:
             continue
         problem = dataclasses.replace(
-            p.resized(_LENGTH, _LENGTH), batch=1, heads_q=1, heads_kv=1, head_dim=width,
+            p.resized(_LENGTH, _LENGTH), batch=1, heads_q=_HEADS, heads_kv=_HEADS, head_dim=width,
             head_dim_v=width, mask=FULL, layout_q=BHSD, layout_k=BHSD, layout_v=BHSD,
             layout_do=BHSD, layout_bias=BHSD, bias="", alibi=False, sinks=False, lse_grad=False,
             softmax_scale=None, softcap=0.0, dropout=_DROPOUT,
@@ -107,6 +117,10 @@ def _fits(trial: Trial, evidence: Evidence, keep: torch.Tensor) -> bool:
     found = predict(beside=beside).values["dq"]
     got, right = evidence.seen["dq"].got, evidence.seen["dq"].reference
     return float((got - found).abs().sum()) < _APART * float((got - right).abs().sum())
+
+
+def _alike(kept: torch.Tensor, other: torch.Tensor) -> bool:
+    return float((kept != other).double().mean()) <= _SAME
 
 
 def _says(kept: torch.Tensor, evidence: Evidence, where: str) -> str:

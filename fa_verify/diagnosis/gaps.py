@@ -15,9 +15,10 @@ from fa_verify.masks import Mask
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fa_verify.masks import Alignment
     from fa_verify.problem import Problem
 
-__all__ = ["AS_MANY", "causes", "own_keys", "through_gaps"]
+__all__ = ["AS_MANY", "OTHER", "causes", "own_keys", "through_gaps"]
 
 _DOCUMENTS = (
     ("documents are ignored: the mask is that of one long sequence", "one"),
@@ -28,12 +29,12 @@ _DOCUMENTS = (
         "diagonal of ends",
     ),
     ("documents end one key too late: the next one's first key is seen", "late"),
-    ("documents end one key too early", "early"),
     ("documents begin one key too early: the last one's last key is seen", "begin early"),
     ("documents without keys see the first key after them", "empty"),
     ("keys are packed by the lengths of the queries", "by queries"),
     ("queries are packed by the lengths of the keys", "by keys"),
 )
+OTHER: dict[str, Alignment] = {"bottom-right": "top-left", "top-left": "bottom-right"}
 AS_MANY = "keys from seqlen_q on are left out: seqlen_q stands where seqlen_k is due"
 _BLOCKS = (64, 128)
 
@@ -45,6 +46,10 @@ def causes(problem: Problem) -> Iterator[Cause]:
         for sentence, kind in _DOCUMENTS:
             yield Cause(sentence, Knobs(documents=kind))
         yield Cause(AS_MANY, Knobs(documents="as many"), "as many keys as queries")
+    if mask.documents and mask.banded:
+        other = OTHER[mask.alignment]
+        text = f"the mask is aligned {other} instead of {mask.alignment}"
+        yield Cause(text, Knobs(documents="other alignment"), f"aligned {other}")
     if mask.pattern:
         text = "the mask's gaps are ignored: all of a row's band is seen"
         yield Cause(text, Knobs(gaps="ignored"))
@@ -59,6 +64,8 @@ def own_keys(problem: Problem, kind: str) -> tuple[torch.Tensor, torch.Tensor, t
     diagonals, (first, end) = mask.diagonals(*size), mask.own_keys(*size)
     if kind in ("one", "packed diagonal"):
         diagonals = dataclasses.replace(mask, documents=()).diagonals(*size)
+    if kind == "other alignment":
+        diagonals = dataclasses.replace(mask, alignment=OTHER[mask.alignment]).diagonals(*size)
     if kind == "diagonal of ends":
         diagonals = diagonals + _moved(mask)
     if kind == "as many":
@@ -69,8 +76,8 @@ def own_keys(problem: Problem, kind: str) -> tuple[torch.Tensor, torch.Tensor, t
             diagonals = diagonals - (repeated[:, 1] - repeated[:, 0])
     if kind in ("one", "ignored"):
         first, end = np.zeros_like(first), np.full_like(end, size[1])
-    elif kind in ("late", "early"):
-        end = end + (1 if kind == "late" else -1)
+    elif kind == "late":
+        end = end + 1
     elif kind == "begin early":
         first = np.maximum(first - 1, 0)
     elif kind == "empty":

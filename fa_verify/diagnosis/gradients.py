@@ -55,6 +55,8 @@ def _factors(problem: Problem) -> Iterator[Cause]:
         for which in ("last", "first"):
             text = f"GQA: dk and dv hold only the group's {which} query head"
             yield Cause(text, Knobs(group_heads=which))
+            text = f"GQA: only the group's {which} query head enters: dq of the others is 0"
+            yield Cause(text, Knobs(group_heads=which, group_dq=True))
 
 
 def _caps(problem: Problem) -> Iterator[Cause]:
@@ -63,6 +65,8 @@ def _caps(problem: Problem) -> Iterator[Cause]:
         yield Cause(text, Knobs(softcap_slope=False))
         text = "the softcap's derivative is wrong: 1 - |tanh|, not 1 - tanh^2"
         yield Cause(text, Knobs(linear_slope=True))
+        text = "the softcap's derivative is wrong: 1 - tanh, not 1 - tanh^2"
+        yield Cause(text, Knobs(signed_slope=True))
 
 
 def _lengths(problem: Problem) -> Iterator[Cause]:
@@ -93,6 +97,8 @@ def _formats(problem: Problem) -> Iterator[Cause]:
         text = f"the products of delta = sum(do * o) are rounded to {form}"
         yield Cause(text, Knobs(delta_dtype=form))
         yield Cause(f"S = q k^T is rounded to {form}", Knobs(scores_dtype=form))
+        text = f"S = q k^T is rounded to {form} before it is scaled"
+        yield Cause(text, Knobs(products_dtype=form))
         yield Cause(
             f"q is multiplied by softmax_scale and rounded to {form}", Knobs(prescaled=True)
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import collections
-import itertools
-import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fa_verify.diagnosis.tiles import PAST, between_rows, tile_of
 from fa_verify.pages import NOWHERE
 
 if TYPE_CHECKING:
@@ -20,12 +20,9 @@ __all__ = ["NO_PAGE", "explain", "likeliest", "plain"]
 
 NO_PAGE = "which stands in the block table"
 _VAGUE = "no known defect explains it: "  # before what leaves open which of several it is
-_PAST = re.compile(
-    r"up to (\d+) elements? past the end of \w+ \(shape \((.*?)\), strides \((.*?)\)"
-)
-_MOST_SLICES = 4096  # rows or heads in which an access may begin to stray
+_SHAPE = re.compile(r"\(shape \((.*?)\), strides")
+_TABLES = re.compile(r"cu_|start|begin|indptr|offset|length|seqlen|table|ind(ex|ices)")
 _PAGES = (8, 16, 32, 64, 128, 256)  # keys of usual pages
-_TILES = (16, 32, 64, 128, 256)  # rows and columns of usual tiles
 _SAME = ("kind", "kernel", "file", "line", "argument")  # of one place's incidents
 _ALIASES = {
     "out": "o",
@@ -37,6 +34,8 @@ _ALIASES = {
     "m": "lse",
 }
 
+_GRADIENTS = ("dq", "dk", "dv", "dbias", "dsinks")
+_ADDED = "by load, add and store"
 _SCALES = ("q_scale", "k_scale", "v_scale")
 _SENTENCES = {
     "integer-overflow": (
@@ -66,6 +65,9 @@ def likeliest(wanted: Incident, cases: Sequence[tuple[tuple[Incident, ...], Prob
         for incident in others
         if all(getattr(incident, name) == getattr(wanted, name) for name in _SAME)
     ]
+    added = [text for text in said if _ADDED in text]
+    if added:  # one case with a single write apiece does not speak against it
+        return added[0]
     clear = collections.Counter(_kind(text) for text in said if not text.startswith(_VAGUE))
     if clear and 2 * clear.total() >= len(said):
         (most, _), *_ = clear.most_common(1)
@@ -82,10 +84,7 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
     """The likely cause of an incident, in a sentence; "" when its kind says nothing more."""
     name = incident.argument
     if incident.kind.startswith("out-of-bounds"):
-        for other in others:
-            if other.kind == "integer-overflow" and other.kernel == incident.kernel:
-                return f"follows from the integer-overflow at {other.file}:{other.line}"
-        return _outside(incident, problem)
+        return _follows(incident, others) or _outside(incident, problem)
     if incident.kind == "race":
         if any(o.kind == "out-of-bounds-write" and o.argument == name for o in others):
             return (
@@ -93,9 +92,9 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
                 "head's first rows, which two programs then write"
             )
         return (
-            f"programs update {name} by load, add and store: their updates get lost; "
+            f"programs update {name} {_ADDED}: their updates get lost; "
             "use tl.atomic_add, or let one program own each element"
-            if _accumulates(incident)
+            if _accumulates(incident, others)
             else f"two programs touch the same elements of {name} and at least one writes without "
             "an atomic, so that the result depends on their order: a mask is missing, or a stride, "
             "an offset or the size of a block is wrong"
@@ -110,7 +109,7 @@ def _never_written(incident: Incident, others: tuple[Incident, ...], problem: Pr
     name, where = plain(incident.argument), incident.coordinates or ()
     if name in ("o", "lse"):
         return f"{incident.argument} is read where the launch before left it unwritten"
-    if "atomic" in incident.source:
+    if "atomic" in incident.source or name in _GRADIENTS:
         return (
             f"{incident.argument} is read where nobody has written: what is added to it is added "
             "to torch.empty, which must be zeroed first"
@@ -126,6 +125,11 @@ def _never_written(incident: Incident, others: tuple[Incident, ...], problem: Pr
             f"{incident.argument} is read where nobody has written: in slots past the cache's "
             "length, on its last page"
         )
+    if name not in ("q", "k", "v", "do"):
+        return (
+            f"{incident.argument} is read where the launch before left it unwritten: a program, a "
+            "split or a row is left out there, or it must be zeroed first"
+        )
     return _SENTENCES[incident.kind].format(name=incident.argument)
 
 
@@ -140,9 +144,42 @@ def _ends_at(slot: int, problem: Problem) -> bool:
     )
 
 
-def _accumulates(incident: Incident) -> bool:
-    """Whether the race is between a load and a store, or the line adds to what it loaded."""
-    return "read" in incident.detail or "load" in incident.source or "+=" in incident.source
+def _accumulates(incident: Incident, others: tuple[Incident, ...]) -> bool:
+    """Whether a race is between a load and a store, or a line adds to what it loaded."""
+    return any(
+        "read" in x.detail or "load" in x.source or "+=" in x.source
+        for x in (incident, *others)
+        if (x.kind, x.kernel, x.argument) == (incident.kind, incident.kernel, incident.argument)
+    )
+
+
+def _follows(incident: Incident, others: tuple[Incident, ...]) -> str:
+    """What an earlier fault of the same kernel says of an access outside; "" if there is none."""
+    for other in others:
+        if other.kind == "integer-overflow" and other.kernel == incident.kernel:
+            return f"follows from the integer-overflow at {other.file}:{other.line}"
+    if _past_a_table(incident):
+        return _of_a_table(incident)
+    for other in others:
+        if other.kernel == incident.kernel and _past_a_table(other):
+            return f"follows at {Path(other.file).name}:{other.line}: {_of_a_table(other)}"
+    return ""
+
+
+def _past_a_table(incident: Incident) -> bool:
+    """Whether a row of whole numbers, which lead elsewhere, was read past its last entry."""
+    past = PAST.search(incident.detail)
+    flat = past is not None and "," not in past[2].rstrip(",")
+    return (
+        incident.kind == "out-of-bounds-read" and flat and bool(_TABLES.search(incident.argument))
+    )
+
+
+def _of_a_table(incident: Incident) -> str:
+    return (
+        f"the load of {incident.argument} reads past its last entry: a program for which there is "
+        "no sequence or document does not return early, or the index of one is too large"
+    )
 
 
 def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a case each
@@ -152,11 +189,22 @@ def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a 
     key_like = plain(name) in ("k", "v", "dk", "dv")
     axes = ("batch", "head", "key" if key_like else "row", "column")
     where = incident.coordinates
-    tile = _tile(incident)
+    tile = tile_of(incident)
     if problem.fp8 and name in _SCALES and reads and not tile:
         return f"{name} is read outside its entries: the index of a block or a head is wrong"
+    shown = _SHAPE.search(incident.detail)
+    if shown is not None and 0 in [int(n) for n in re.findall(r"\d+", shown[1])]:
+        return (
+            f"the {instruction} of {name} {verb} a tensor without elements: nothing guards a "
+            "length of 0"
+        )
+    if incident.offset < 0:
+        return (
+            f"the {instruction} of {name} {verb} before the tensor's first element: an index is "
+            "negative, as a length of 0 less one is"
+        )
     unmasked = "no mask" in incident.detail and where is not None
-    if unmasked and (tile or not _PAST.search(incident.detail)):
+    if unmasked and (tile or between_rows(incident)):
         return (
             f"no boundary handling: the {instruction} of {name} {verb} past the end, without a mask"
         )
@@ -196,33 +244,6 @@ def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a 
         f"{_VAGUE}the {instruction} of {name} {verb} where no element lies, so a stride or an "
         "offset is wrong"
     )
-
-
-def _tile(incident: Incident) -> tuple[int, ...]:
-    """Axes, from the last one, along which just the rest of a tile lies past the end."""
-    found = _PAST.search(incident.detail)
-    if found is None:
-        return ()
-    sizes, strides = ([int(n) for n in re.findall(r"\d+", found[i])] for i in (2, 3))
-    spans = [(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]
-    last = sum(spans) + int(found[1])
-    tiles = []
-    for axis in range(len(sizes) - 1, max(-1, len(sizes) - 3), -1):
-        outer = math.prod(sizes[:axis])
-        if not strides[axis] or not 0 < outer <= _MOST_SLICES:
-            continue
-        starts = {sum(x) for x in itertools.product(*_multiples(sizes[:axis], strides[:axis]))}
-        index, rest = divmod(last - sum(spans) + spans[axis], strides[axis])
-        whole = rest == 0 and any(-(-sizes[axis] // n) * n == index + 1 for n in _TILES)
-        if axis == 3:  # a tile of columns is a power of two wide, and not one row more
-            whole = rest == 0 and index + 1 in _TILES and index + 1 != 2 * sizes[axis]
-        if whole and incident.offset - sizes[axis] * strides[axis] in starts:
-            tiles.append(axis - len(sizes))
-    return tuple(tiles)
-
-
-def _multiples(sizes: list[int], strides: list[int]) -> list[list[int]]:
-    return [[i * stride for i in range(size)] for size, stride in zip(sizes, strides, strict=True)]
 
 
 def _bounds(tile: tuple[int, ...], name: str, shape: tuple[int, ...] | None) -> str:

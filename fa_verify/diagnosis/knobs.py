@@ -19,7 +19,8 @@ class Knobs:
         softcap: Whether a softcap is applied; cap_divides: whether its argument is divided by it;
             scale_after_cap: the scale follows it; tanh_overflows: its tanh is NaN at large logits.
         bias_before_cap: Whether a bias is added before the softcap; sink_rescales_acc: whether acc
-            is rescaled for a sink; l_of_kept: l sums what dropout keeps.
+            is rescaled for a sink; sink_in_maximum: whether a sink enters m; l_of_kept: l sums what
+            dropout keeps.
         shift: Keys by which the diagonal is moved; likewise left and right, the window's ends.
         masked: Whether the mask is applied at all.
         hidden_logit: Logit of the keys that the mask hides, where it is not -inf.
@@ -32,16 +33,19 @@ class Knobs:
             `fa_verify.diagnosis.gaps`.
         loop: How the loop over blocks goes wrong, see `fa_verify.diagnosis.loops`; block_m: rows a
             block of it (and block_n keys).
-        prescaled: Whether q is multiplied by the scale and rounded; scores_dtype: format of S.
+        prescaled: Whether q is multiplied by the scale and rounded; scores_dtype: format of S;
+            products_dtype: of S before it is scaled.
         q_dtype, k_dtype, v_dtype: Formats that operands are rounded to before a dot.
         block_n: Keys a block; it matters only to the knobs below.
         padding: Keys up to a whole block count as zeros with weight exp(0 - m).
         keys_end: Keys from here on are skipped; keys_begin: those before it; without: a range of
-            keys that are.
+            keys that are; lost: the "last" or the "first", the partial block at the end ("tail"),
+            the "last block" or the "first block", of a sequence or document.
         v_late: A block takes the v of the block before.
-        rescale_l: Whether l is rescaled when the maximum moves; likewise rescale_acc.
+        rescale_l: Whether l is rescaled when the maximum moves; likewise rescale_acc; fades: how
+            often acc is.
         start: The maximum's initial value; block_maximum: it forgets the blocks before;
-            no_maximum: it is not subtracted.
+            no_maximum: it is not subtracted; lost_maximum: it is never stored.
         flushes: exp gives 0 for what is below float32's smallest normal number.
         empty_by_l: A row with l = 0 is taken for a fully masked one, whatever its m.
         p_dtype: Format that P is rounded to ("" none); likewise acc_dtype and l_dtype, each block;
@@ -57,8 +61,9 @@ class Knobs:
         delta: Factor of delta; delta_dtype: format of its products.
         dp_dtype: Format of dP; dp_columns: columns of v and do that enter it.
         capped_p: Whether P of the backward pass is at most 1.
-        softcap_slope: Whether the softcap's derivative is applied; linear_slope: as 1 - |tanh|.
-        group_heads: Which query heads of a group reach dk and dv.
+        softcap_slope: Whether the softcap's derivative is applied; linear_slope: as 1 - |tanh|;
+            signed_slope: as 1 - tanh.
+        group_heads: Which query heads of a group reach dk and dv; group_dq: dq of the others is 0.
         dq_keys_end, dkdv_rows_end: Keys that reach dq, rows that reach dk and dv.
         ds_dtype: Format that dS is rounded to.
         tf32: How the operands of dots lose all but ten mantissa bits: "" not at all, "truncate"
@@ -74,6 +79,7 @@ class Knobs:
     tanh_overflows: bool = False
     bias_before_cap: bool = False
     sink_rescales_acc: bool = True
+    sink_in_maximum: bool = True
     l_of_kept: bool = False
     shift: int = 0
     left: int = 0
@@ -90,6 +96,7 @@ class Knobs:
     block_m: int = 64
     prescaled: bool = False
     scores_dtype: str = ""
+    products_dtype: str = ""
     q_dtype: str = ""
     k_dtype: str = ""
     v_dtype: str = ""
@@ -98,12 +105,15 @@ class Knobs:
     keys_begin: int = 0
     keys_end: int | None = None
     without: tuple[int, int] = (0, 0)
+    lost: str = ""
     v_late: bool = False
     rescale_l: bool = True
     rescale_acc: bool = True
+    fades: int = 1
     start: float = -math.inf
     block_maximum: bool = False
     no_maximum: bool = False
+    lost_maximum: bool = False
     empty_by_l: bool = False
     flushes: bool = False
     p_dtype: str = ""
@@ -127,7 +137,9 @@ class Knobs:
     capped_p: bool = False
     softcap_slope: bool = True
     linear_slope: bool = False
+    signed_slope: bool = False
     group_heads: Literal["all", "first", "last"] = "all"
+    group_dq: bool = False
     dq_keys_end: int | None = None
     dkdv_rows_end: int | None = None
     ds_dtype: str = ""
@@ -137,9 +149,24 @@ class Knobs:
     def rounds(self) -> bool:
         """Whether the defect is a format."""
         formats = (self.p_dtype, self.ds_dtype, self.acc_dtype, self.product_dtype, self.l_dtype)
-        more = (self.scores_dtype, self.dp_dtype, self.delta_dtype, self.part_dtype)
+        more = (self.dp_dtype, self.delta_dtype, self.part_dtype)
+        scores = (self.scores_dtype, self.products_dtype)
         operands = (self.q_dtype, self.k_dtype, self.v_dtype)
-        return any((*formats, *more, *operands, self.prescaled))
+        return any((*formats, *more, *scores, *operands, self.prescaled))
+
+    @property
+    def local(self) -> bool:
+        """Whether blocks, or ends, matter, which each document has of its own."""
+        rescales = not (self.rescale_l and self.rescale_acc) or self.fades != 1
+        maxima = self.block_maximum or self.lost_maximum or self.tiles or self.v_late
+        formats = (self.acc_dtype, self.l_dtype, self.part_dtype, self.product_dtype)
+        return bool(self.lost or self.padding or rescales or maxima or any(formats))
+
+    @property
+    def strays(self) -> bool:
+        """Whether what the defect reads, or where it writes, may lie outside a tensor."""
+        beyond = ("late", "begin early", "empty", "by queries", "by keys")
+        return self.kv_head != "divide" or self.documents in beyond
 
     @property
     def exceeds(self) -> bool:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.diagnosis.beside import NOTHING
-from fa_verify.diagnosis.gaps import own_keys, through_gaps
 from fa_verify.diagnosis.knobs import RIGHT, Knobs
+from fa_verify.diagnosis.logits import documents, key_heads, logits, operand, rounded, visible
 from fa_verify.diagnosis.loops import visited
 
 if TYPE_CHECKING:
@@ -26,22 +26,6 @@ _FLUSH = 2.0**-150  # float32 rounds what is below half its smallest subnormal t
 _NORMAL = 2.0**-126  # ex2.approx.ftz gives 0 for what is below its smallest normal number
 _LARGEST_E4M3 = 448.0
 _OVERFLOW = 2.0**128  # and what is at or above this to inf
-_TANH_OVERFLOW = 88.73  # exp overflows float32 from here on
-
-
-def _rounded(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    return x.to(getattr(torch, dtype)).to(torch.float64) if dtype else x
-
-
-def _operand(x: torch.Tensor, knobs: Knobs, dtype: str = "") -> torch.Tensor:
-    """An operand of a dot: 13 of float32's mantissa bits dropped under tf32."""
-    x = _rounded(x, dtype)
-    if not knobs.tf32:
-        return x
-    bits = x.to(torch.float32).view(torch.int32)
-    if knobs.tf32 == "nearest":
-        bits = bits + (1 << 12)
-    return (bits & ~((1 << 13) - 1)).view(torch.float32).to(torch.float64)
 
 
 def _float32_range(x: torch.Tensor, least: float) -> torch.Tensor:
@@ -56,80 +40,6 @@ def _polynomial(x: torch.Tensor) -> torch.Tensor:
     part = power - whole
     series = ((0.077119 * part + 0.227564) * part + 0.695146) * part + 1.0
     return series * torch.exp2(whole)
-
-
-def key_heads(problem: Problem, knobs: Knobs) -> torch.Tensor:
-    """The key head that each query head reads; it may not exist."""
-    heads = torch.arange(problem.heads_q)
-    if knobs.kv_head == "modulo":
-        return heads % problem.heads_kv
-    if knobs.kv_head == "floor":
-        return heads // problem.heads_kv
-    if knobs.kv_head == "same":
-        return heads
-    if knobs.kv_head == "before":
-        return (heads // problem.group - 1) % problem.heads_kv
-    if knobs.kv_head == "zero":
-        return torch.zeros_like(heads)
-    return heads // problem.group
-
-
-def visible(problem: Problem, knobs: Knobs, keys: int) -> torch.Tensor:
-    """Who sees whom, over keys that may reach past seqlen_k, shape (seqlen_q, keys)."""
-    mask = problem.mask
-    columns = torch.arange(keys)[None, :]
-    diagonals, first, end = own_keys(problem, knobs.documents)
-    distance = columns - diagonals - knobs.shift
-    seen = torch.ones_like(distance, dtype=torch.bool)
-    if knobs.masked:
-        if mask.window_left is not None:
-            seen &= distance >= -mask.window_left - knobs.left
-        right = 0 if mask.causal else mask.window_right
-        if right is not None:
-            seen &= distance <= right + knobs.right
-    if knobs.right_end is not None:
-        seen &= distance <= knobs.right_end
-    if knobs.loop:
-        seen = visited(problem, seen, knobs.loop, knobs.block_m, knobs.block_n)
-    if knobs.masked:
-        seen = through_gaps(problem, knobs, seen)
-    if mask.documents:
-        seen &= (columns >= first) & (columns < end)
-    if not knobs.padding:
-        seen &= columns < problem.seqlen_k
-    seen &= columns >= knobs.keys_begin
-    if knobs.keys_end is not None:
-        seen &= columns < knobs.keys_end
-    return seen & ((columns < knobs.without[0]) | (columns >= knobs.without[1]))
-
-
-def logits(
-    problem: Problem, q: torch.Tensor, k: torch.Tensor, knobs: Knobs, beside: Beside = NOTHING
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits, the bias included, and the softcap's slope."""
-    bias = beside.bias
-    if bias is not None and k.shape[-2] > bias.shape[-1] > 1:  # keys of padding have none
-        bias = torch.nn.functional.pad(bias, (0, k.shape[-2] - bias.shape[-1]))
-    width = knobs.head_dim
-    scale = problem.scale if knobs.scale is None else knobs.scale
-    before = 1.0 if knobs.scale_after_cap else scale
-    if knobs.prescaled:
-        q, before = _rounded(q * scale, problem.dtype), 1.0
-    q = _operand(q[..., :width], knobs, knobs.q_dtype)
-    k = _operand(k[..., :width], knobs, knobs.k_dtype)
-    found = _rounded((q @ k.mT) * before, knobs.scores_dtype)
-    slope = torch.ones_like(found)
-    if bias is not None and knobs.bias_before_cap:
-        found = found + bias
-    if problem.softcap and knobs.softcap:
-        x = found / problem.softcap if knobs.cap_divides else found
-        tanh = torch.tanh(x)
-        if knobs.tanh_overflows:
-            tanh = tanh.masked_fill(x.abs() > _TANH_OVERFLOW, torch.nan)
-        found = problem.softcap * tanh
-        slope = 1 - (tanh.abs() if knobs.linear_slope else tanh * tanh)
-    found = found * scale if knobs.scale_after_cap else found
-    return (found if bias is None or knobs.bias_before_cap else found + bias), slope
 
 
 def _with_hidden(
@@ -168,7 +78,7 @@ def _laid_out(
     weights = beside.weights
     if weights is not None:
         weights = torch.nn.functional.pad(weights, (0, keys - weights.shape[-1]))
-    v = _operand(v, knobs, knobs.v_dtype)
+    v = operand(v, knobs, knobs.v_dtype)
     if knobs.v_late:
         v = torch.cat([v[..., :block, :], v[..., :-block, :]], dim=-2)[..., :keys, :]
     scores, only_l = _with_hidden(problem, scores, visible(problem, knobs, keys), knobs)
@@ -196,6 +106,12 @@ def forward(  # noqa: PLR0917 -- the operands of attention, in their usual order
     Returns:
         "o" (batch, heads_q, seqlen_q, head_dim_v) and "lse" (batch, heads_q, seqlen_q), float64.
     """
+    if knobs.local and problem.mask.documents and not problem.mask.pattern:
+        parts = [
+            forward(of_one, q[..., rows, :], k[..., keys, :], v[..., keys, :], knobs, its)
+            for of_one, rows, keys, its in documents(problem, beside)
+        ]
+        return {name: torch.cat([part[name] for part in parts], dim=2) for name in ("o", "lse")}
     scores, only_l, v, weights = _laid_out(problem, (q, k, v), knobs, beside)
     keys, block = scores.shape[-1], knobs.block_n
     tiles = visited(problem, torch.ones_like(scores[0, 0]).bool(), "unmasked", knobs.block_m, block)
@@ -223,12 +139,12 @@ def forward(  # noqa: PLR0917 -- the operands of attention, in their usual order
         if knobs.block_maximum or knobs.no_maximum:
             rescale = rescale.masked_fill(torch.tensor(knobs.no_maximum) | ~visits, 1.0)
         l = l * rescale if knobs.rescale_l else l  # noqa: E741
-        l = _rounded(l + _rounded(p.sum(dim=-1), knobs.part_dtype), knobs.l_dtype)  # noqa: E741
-        acc = acc * rescale[..., None] if knobs.rescale_acc else acc
+        l = rounded(l + rounded(p.sum(dim=-1), knobs.part_dtype), knobs.l_dtype)  # noqa: E741
+        acc = acc * rescale[..., None] ** knobs.fades if knobs.rescale_acc else acc
         used = used.masked_fill(only_l[..., columns], 0.0) if knobs.hidden_counted else used
-        product = _operand(_cast_p(used, knobs), knobs) @ v[..., columns, :]
-        acc = _rounded(acc + _rounded(product, knobs.product_dtype), knobs.acc_dtype)
-        m = m_new
+        product = operand(_cast_p(used, knobs), knobs) @ v[..., columns, :]
+        acc = rounded(acc + rounded(product, knobs.product_dtype), knobs.acc_dtype)
+        m = m if knobs.lost_maximum else m_new
     if beside.sinks is not None:
         m, l, acc = _with_sink(beside.sinks[:, None], m, l, acc, knobs)  # noqa: E741
     if weights is not None and weights.numel():
@@ -239,7 +155,7 @@ def forward(  # noqa: PLR0917 -- the operands of attention, in their usual order
     base = torch.zeros_like(m) if knobs.no_maximum else m
     lse = knobs.lse_m * base + knobs.lse_l * torch.log(divisor)
     lse = lse.masked_fill(empty & torch.isinf(m), -torch.inf)
-    return {"o": _rounded(o, problem.dtype), "lse": lse}
+    return {"o": rounded(o, problem.dtype), "lse": lse}
 
 
 def _cast_p(p: torch.Tensor, knobs: Knobs) -> torch.Tensor:
@@ -248,7 +164,7 @@ def _cast_p(p: torch.Tensor, knobs: Knobs) -> torch.Tensor:
     lifted = p * lift
     if knobs.p_dtype == "float8_e4m3fn":
         lifted = lifted.clamp(max=_LARGEST_E4M3)
-    return _rounded(lifted, knobs.p_dtype) / lift
+    return rounded(lifted, knobs.p_dtype) / lift
 
 
 def _with_sink(
@@ -259,12 +175,12 @@ def _with_sink(
     knobs: Knobs,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sums with one more logit, which has no value."""
-    top = torch.maximum(m, sink)
+    top = torch.maximum(m, sink) if knobs.sink_in_maximum else m
     origin = torch.where(torch.isinf(top), torch.zeros_like(top), top)
     rescale = torch.exp(m - origin)
     if knobs.sink_rescales_acc:
         acc = acc * rescale[..., None]
-    return top, l * rescale + torch.exp(sink - origin), acc
+    return top, l * rescale + _float32_range(torch.exp(sink - origin), _FLUSH), acc
 
 
 def backward(  # noqa: PLR0917 -- as above
@@ -289,6 +205,20 @@ def backward(  # noqa: PLR0917 -- as above
         delta: (batch, heads_q, seqlen_q), by default sum(do * o).
     """
     q, k, v, do = tensors
+    if knobs.local and problem.mask.documents and not problem.mask.pattern:
+        parts = [
+            backward(
+                of_one,
+                (q[..., rows, :], k[..., keys, :], v[..., keys, :], do[..., rows, :]),
+                o[..., rows, :],
+                lse[..., rows],
+                knobs,
+                its,
+                delta=None if delta is None else delta[..., rows],
+            )
+            for of_one, rows, keys, its in documents(problem, beside)
+        ]
+        return {name: torch.cat([part[name] for part in parts], dim=2) for name in parts[0]}
     heads = key_heads(problem, knobs)
     k, v = k[:, heads], v[:, heads]
     seen = visible(problem, knobs, problem.seqlen_k)
@@ -298,11 +228,11 @@ def backward(  # noqa: PLR0917 -- as above
     hidden = ~seen | torch.isinf(lse)[..., None]
     p = p.masked_fill(hidden, 0.0)
     p = p.clamp(max=1.0) if knobs.capped_p else p
-    delta = _rounded(do * o, knobs.delta_dtype).sum(dim=-1) if delta is None else delta
+    delta = rounded(do * o, knobs.delta_dtype).sum(dim=-1) if delta is None else delta
     width = knobs.dp_columns
-    dp_do = _operand(do[..., :width], knobs, knobs.v_dtype)
-    dp = dp_do @ _operand(v[..., :width], knobs, knobs.v_dtype).mT
-    dp = _rounded(dp, knobs.dp_dtype)
+    dp_do = operand(do[..., :width], knobs, knobs.v_dtype)
+    dp = dp_do @ operand(v[..., :width], knobs, knobs.v_dtype).mT
+    dp = rounded(dp, knobs.dp_dtype)
     dp = dp if beside.dp_weights is None else dp * beside.dp_weights
     delta = delta[..., None] * knobs.delta
     delta = delta if beside.dlse is None else delta - beside.dlse[..., None]
@@ -310,13 +240,16 @@ def backward(  # noqa: PLR0917 -- as above
     p = p if beside.weights is None else p * beside.weights
     if knobs.softcap_slope:
         ds = ds * slope
-    ds, p = _rounded(ds, knobs.ds_dtype), _rounded(p, knobs.p_dtype)
-    ds, p, q, k, do = (_operand(x, knobs) for x in (ds, p, q, k, do))
+    ds, p = rounded(ds, knobs.ds_dtype), rounded(p, knobs.p_dtype)
+    ds, p, q, k, do = (operand(x, knobs) for x in (ds, p, q, k, do))
     scale = problem.scale if knobs.scale is None else knobs.scale
     dq = ds[..., : knobs.dq_keys_end] @ k[..., : knobs.dq_keys_end, :] * scale**knobs.dq_scale
     rows = knobs.dkdv_rows_end
     dk_heads = ds[..., :rows, :].mT @ q[..., :rows, :] * scale**knobs.dk_scale
     dv_heads = p[..., :rows, :].mT @ do[..., :rows, :]
+    if knobs.group_dq:
+        others = [h for h in range(problem.heads_q) if h not in _contributing(problem, knobs)]
+        dq[:, others] = 0.0
     found = {"dq": dq}
     for name, per_head in (("dk", dk_heads), ("dv", dv_heads)):
         total = torch.zeros(
@@ -326,7 +259,7 @@ def backward(  # noqa: PLR0917 -- as above
             if heads[head] < problem.heads_kv:
                 total[:, heads[head]] += per_head[:, head]
         found[name] = total
-    return {name: _rounded(value, problem.dtype) for name, value in found.items()}
+    return {name: rounded(value, problem.dtype) for name, value in found.items()}
 
 
 def _contributing(problem: Problem, knobs: Knobs) -> range:

@@ -20,7 +20,8 @@ __all__ = ["longer_shorter", "moderate", "simpler"]
 
 # Two to four of the usual blocks with a tail that no block size divides, so that tails, blocks and
 # diagonals are told apart; nine heads of it are 2^17 logits.
-_LENGTHS = (81, 149)
+_LENGTHS = (83, 149)
+_SHORT = (21, 37)  # of a case with all heads on which causes are tried in a fraction of the time
 _HEADS = 3  # key heads, and query heads of each: the ways to map the ones to the others differ
 _MOST_HEADS = 9
 _MOST_COLUMNS = 9 * 160  # of q and k, or of v, in all heads: more take too long to execute
@@ -35,14 +36,15 @@ _WITHOUT: tuple[dict[str, Any], ...] = (
 _HIDES = 3  # a window is at least this much narrower than the keys
 
 
-def moderate(case: Case, *, plain: bool) -> Case:
+def moderate(case: Case, *, plain: bool, sequences: int = 1) -> Case:
     """A case of moderate size with the features of this one.
 
     Args:
         case: One that failed.
         plain: Standard normal values instead of its families; with fp8, of which dots are exact.
+        sequences: As many at least as the case has, of so many, at the expense of heads.
     """
-    rich = _rich(case)
+    rich = _rich(case, min(case.problem.batch, sequences))
     return rich if plain else dataclasses.replace(rich, values=case.values)
 
 
@@ -52,6 +54,7 @@ def simpler(case: Case) -> Iterator[Case]:
     least = min(p.seqlen_q, p.seqlen_k)
     changes: tuple[dict[str, Any], ...] = (
         _narrow(p),
+        _lengths(p, *(_SHORT if p.seqlen_q <= p.seqlen_k else _SHORT[::-1])),
         {"batch": 1, "heads_q": p.heads_kv * (_HEADS if p.group == 1 < p.heads_kv else 1)},
         dict(item for of_one in _WITHOUT for item in of_one.items()),
         *_WITHOUT,
@@ -105,13 +108,14 @@ def _apart() -> dict[str, Layout]:
     }
 
 
-def _rich(case: Case) -> Case:
+def _rich(case: Case, sequences: int) -> Case:
     p = case.problem
     short, long = _LENGTHS
     lengths = (long, short) if p.seqlen_q > p.seqlen_k else (short, long)
     most = max(1, min(_MOST_HEADS, 2 * _MOST_COLUMNS // (p.head_dim + p.head_dim_v)))
+    heads = max(1, most // sequences)
     group, heads_kv = min(p.group, _HEADS), min(p.heads_kv, _HEADS)
-    while heads_kv * group > most:
+    while heads_kv * group > heads:
         group, heads_kv = (group - 1, heads_kv) if group >= heads_kv else (group, heads_kv - 1)
     problem = dataclasses.replace(
         p,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from types import MappingProxyType
@@ -108,7 +107,12 @@ class Forward:
             free["o"] = torch.zeros_like(values["o"], dtype=torch.bool)
             free["o"][..., knobs.head_dim_v :] = True
         stray = any(bool(torch.isnan(x[name]).any()) for name in "qkv")
-        if stray or knobs.tanh_overflows:  # whatever a maximum makes of NaN
+        bias = (beside or self.beside).bias
+        if bias is not None and bool(torch.isnan(bias).any()):  # read outside: it may be hidden
+            free = {name: torch.isnan(value) for name, value in values.items()}
+            return Prediction(values, free, stray=True)
+        overflows = knobs.tanh_overflows or knobs.products_dtype or knobs.scores_dtype
+        if stray or overflows:  # whatever a maximum makes of NaN
             free["lse"] = torch.isnan(values["o"]).any(dim=-1)
         if stray:
             seen = model.visible(problem, knobs, problem.seqlen_k)
@@ -134,7 +138,7 @@ class Forward:
             cause.sentence,
             functools.partial(self, cause.knobs),
             name=cause.name,
-            addressing=cause.knobs.kv_head != "divide",
+            addressing=cause.knobs.strays,
             rounding=cause.knobs.rounds,
         )
 
@@ -149,6 +153,7 @@ class Backward:
         self.beside = Beside.of(evidence.problem, evidence.terms)
         self.o = evidence.seen["o"].got
         self.lse = evidence.seen["lse"].got if "lse" in evidence.seen else self._lse()
+        self.delta = (evidence.do * self.o).sum(dim=-1)
 
     @functools.cached_property
     def right(self) -> Prediction:
@@ -165,19 +170,23 @@ class Backward:
         delta: torch.Tensor | None = None,
         loaded: Mapping[str, Callable[[], torch.Tensor]] = _AS_GIVEN,
         beside: Beside | None = None,
+        lse: torch.Tensor | None = None,
     ) -> Prediction:
-        """What is written with these knobs, this delta and these inputs in place of the right."""
+        """What is written with these knobs, and this delta, lse, inputs in place of the right."""
         problem = self.evidence.problem
         x = self.inputs | {name: load() for name, load in loaded.items()}
         used = _declared(self.trial, problem, knobs)
         x |= _past_the_last(self.trial, problem, knobs)
         tensors = (x["q"], x["k"], x["v"], x["do"])
+        given = self.lse if lse is None else lse
         values = model.backward(
-            problem, tensors, self.o, self.lse, used, beside or self.beside, delta=delta
+            problem, tensors, self.o, given, used, beside or self.beside, delta=delta
         )
         values = _broken_alike(values, self.evidence)
         free = {}
         stray = any(bool(torch.isnan(tensor).any()) for tensor in tensors)
+        if delta is not None and bool(torch.isnan(delta).any()):  # read outside: it may be hidden
+            free = {name: torch.isnan(value) for name, value in values.items()}
         if stray:
             seen = model.visible(problem, knobs, problem.seqlen_k)
             free = unclear_gradients(seen, _by_query_head(problem, knobs, x), values)
@@ -193,11 +202,17 @@ class Backward:
                 free[name][..., knobs.head_dim :] = True
         return Prediction(values, free, stray=stray)
 
-    def given(self, lse: torch.Tensor) -> Backward:
-        """The same pass that reads another lse."""
-        other = copy.copy(self)
-        other.lse = lse
-        return other
+    def ds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """DS of a right kernel before the softcap's derivative, and that derivative."""
+        problem = self.evidence.problem
+        x = _by_query_head(problem, RIGHT, self.inputs)
+        scores, slope = model.logits(problem, x["q"], x["k"], RIGHT, self.beside)
+        hidden = ~model.visible(problem, RIGHT, problem.seqlen_k) | torch.isinf(self.lse)[..., None]
+        p = torch.exp(scores - self.lse[..., None]).masked_fill(hidden, 0.0)
+        dp = x["do"] @ x["v"].mT
+        dp = dp if self.beside.dp_weights is None else dp * self.beside.dp_weights
+        delta = self.delta if self.beside.dlse is None else self.delta - self.beside.dlse
+        return (p * (dp - delta[..., None])).masked_fill(hidden, 0.0), slope.expand_as(p)
 
     def addressed(
         self,
@@ -218,7 +233,7 @@ class Backward:
                 f"{where} {cause.sentence}",
                 functools.partial(self, knobs),
                 name=name,
-                addressing=knobs.kv_head != "divide",
+                addressing=knobs.strays,
                 rounding=knobs.rounds,
             )
             if not knobs.exceeds:

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import linecache
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,17 +35,23 @@ if TYPE_CHECKING:
 
 __all__ = ["mend"]
 
-# What people get wrong most, first; what is not named comes after, the launch last.
+# Those of which a kernel allows few come first, of those that people get wrong; what is not named
+# comes after, the launch last.
 _ORDER = (
-    "wrong-argument",
-    "flip-comparison",
+    "masked-other",
     "shift-comparison",
     "loop-bound",
-    "other-operation",
+    "flip-comparison",
     "change-constant",
+    "other-operation",
+    "wrong-argument",
     "swap-operands",
     "drop-cast",
     "drop-operand",
+)
+_HINTS = (  # what a cause that is known speaks of, and where its line may be then
+    (r"stride|address|head|sequence", ("wrong-argument", "other-operation")),
+    (r"scale|log2|factor|sign|times", ("drop-operand", "other-operation")),
 )
 _GRADIENTS = frozenset({"dq", "dk", "dv"})
 _PATIENCE = 1.5  # seconds of one run: an edit may make a loop that does not end
@@ -88,12 +95,13 @@ class _Case:
     allows: dict[AnyRepair, Place]
 
 
-def mend(trials: Sequence[Trial], seconds: float) -> str:
+def mend(trials: Sequence[Trial], seconds: float, cause: str = "") -> str:
     """The edits that mend the kernel, as a sentence; "" if none was found in time.
 
     Args:
         trials: The trial that is explained, then others.
         seconds: Of this process.
+        cause: What is known of it: the edits that it speaks of are tried first.
     """
     end = time.process_time() + seconds
     if trials[0].backend.device != "cpu" or not trials[0].execution.config:
@@ -109,7 +117,7 @@ def mend(trials: Sequence[Trial], seconds: float) -> str:
     drawn: list[_Case] | None = None
     found: dict[tuple[str, int], list[str]] = {}
     counts: dict[tuple[str, int], tuple[int, int]] = {}
-    for repair, place in _ordered([case for case in cases if case.fails]):
+    for repair, place in _ordered([case for case in cases if case.fails], cause):
         if time.process_time() > end or sum(map(len, found.values())) == _MOST:
             break
         known = sorted((x for x in cases if repair in x.allows), key=lambda x: not x.fails)
@@ -169,8 +177,9 @@ def _kept(outputs: Outputs, *_: object, **__: object) -> Outputs:
     return copy.deepcopy(outputs)
 
 
-def _ordered(failing: Sequence[_Case]) -> Iterator[tuple[AnyRepair, Place]]:
+def _ordered(failing: Sequence[_Case], cause: str) -> Iterator[tuple[AnyRepair, Place]]:
     """The edits that failing cases allow, the likeliest first."""
+    hinted = [name for words, names in _HINTS if re.search(words, cause) for name in names]
     wrong = {name for case in failing for name in _wrong(case.trial)}
     known: dict[AnyRepair, Place] = {}
     for case in failing:
@@ -178,7 +187,7 @@ def _ordered(failing: Sequence[_Case]) -> Iterator[tuple[AnyRepair, Place]]:
             writes = {plain(name) for name in place.writes}
             if not wrong or not writes or not writes <= _GRADIENTS - wrong:
                 known.setdefault(repair, place)
-    rank = {operator: index for index, operator in enumerate(_ORDER)}
+    rank = {operator: index for index, operator in enumerate(dict.fromkeys((*hinted, *_ORDER)))}
     last = len(rank)
     yield from sorted(known.items(), key=lambda x: (not x[1].file, rank.get(x[0].operator, last)))
 

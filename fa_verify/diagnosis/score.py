@@ -37,12 +37,15 @@ class Fit:
             median; the least over the tensors).
         overall: The same of the summed errors of all elements: a defect that disturbs everything a
             little shows here although few elements leave their bound.
+        clear: Some wrong element is further from the reference than the prediction's own errors may
+            be: else this case does not tell the two apart.
     """
 
     explained: float
     reproduced: float
     gain: float
     overall: float
+    clear: bool = True
 
     @property
     def merit(self) -> float:
@@ -121,6 +124,7 @@ class Compared:
             reproduced=reproduced,
             gain=float((before[telling] / after[telling]).median()),
             overall=sums[0] / sums[1],
+            clear=bool((telling & (before > tolerance)).any()),
         )
 
 
@@ -152,6 +156,7 @@ def fit(
         reproduced=min((part.reproduced for part in fits), default=1.0),
         gain=min((part.gain for part in telling), default=0.0),
         overall=min((part.overall for part in telling), default=0.0),
+        clear=any(part.clear for part in telling),
     )
 
 

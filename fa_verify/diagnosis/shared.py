@@ -91,8 +91,8 @@ def _bands(problem: Problem) -> Iterator[Cause]:
             text = f"the window is off by one on the left: {window}"
             yield Cause(text, Knobs(left=keys))
     if mask.banded and unequal and not mask.documents:
-        top = mask.alignment == "top-left"
-        other, shift = ("bottom-right", unequal) if top else ("top-left", -unequal)
+        top, other = mask.alignment == "top-left", gaps.OTHER[mask.alignment]
+        shift = unequal if top else -unequal
         text = f"the mask is aligned {other} instead of {mask.alignment}"
         yield Cause(text, Knobs(shift=shift), f"aligned {other}")
         yield Cause(text, Knobs(shift=shift), "the other alignment")
@@ -146,23 +146,26 @@ def _columns(problem: Problem) -> Iterator[Cause]:
 def skips(config: str, problem: Problem) -> Iterator[Cause]:
     """Keys that a loop leaves out."""
     keys = problem.seqlen_k
-    yield Cause("the last key is skipped", Knobs(keys_end=keys - 1))
-    yield Cause("the first key is skipped", Knobs(keys_begin=1))
+    yield Cause("the last key is skipped", Knobs(lost="last"))
+    yield Cause("the first key is skipped", Knobs(lost="first"))
     if 0 < problem.seqlen_q < keys:
         yield Cause(gaps.AS_MANY, Knobs(keys_end=problem.seqlen_q))
         if not problem.mask.documents:  # their diagonal may be by that length too
             for shift in (0, -problem.mask.shift(problem.seqlen_q, keys)):
                 knobs = Knobs(keys_end=problem.seqlen_q, shift=shift)
                 yield Cause(gaps.AS_MANY, knobs, "as many keys as queries")
-    for block in sizes(config, keys):
+    lengths = [length for _, length in problem.mask.documents] or [keys]
+    for block in sizes(config, max(lengths)):
         of = f"(blocks of {block})"
-        last = (keys - 1) // block * block
-        if keys > block:
-            if keys % block:
+        if max(lengths) > block or (problem.mask.documents and max(lengths) % block):
+            if any(length % block for length in lengths):
                 text = f"the last, partial block of keys is skipped {of}"
-                yield Cause(text, Knobs(keys_end=last))
-            yield Cause(f"the last block of keys is skipped {of}", Knobs(keys_end=last))
-            yield Cause(f"the first block of keys is skipped {of}", Knobs(keys_begin=block))
+                yield Cause(text, Knobs(lost="tail", block_n=block))
+            yield Cause(
+                f"the last block of keys is skipped {of}", Knobs(lost="last block", block_n=block)
+            )
+            text = f"the first block of keys is skipped {of}"
+            yield Cause(text, Knobs(lost="first block", block_n=block))
 
 
 def operands(problem: Problem) -> Iterator[Cause]:

@@ -86,6 +86,10 @@ def _blockwise(config: str, problem: Problem) -> Iterator[Cause]:
             ):
                 text = f"the rescale factor is omitted from {what} {at}"
                 yield Cause(text, Knobs(block_n=block, **knobs))  # type: ignore[arg-type]
+            text = f"the rescale factor is applied twice to acc {at}"
+            yield Cause(text, Knobs(block_n=block, fades=2))
+            text = f"the running maximum is not kept: only the last block of keys is left {of}"
+            yield Cause(text, Knobs(block_n=block, lost_maximum=True, empty_by_l=True))
             for block_m in {m for m, n in blocks(config) if n == block} or {64}:
                 text = f"the row's maximum forgets the blocks before: it is the last block's {of}"
                 yield Cause(text, Knobs(block_maximum=True, block_m=block_m, block_n=block))
@@ -100,6 +104,8 @@ def formats(config: str, problem: Problem) -> Iterator[Cause]:
             f"q is multiplied by softmax_scale and rounded to {form}", Knobs(prescaled=True)
         )
         yield Cause(f"S = q k^T is rounded to {form}", Knobs(scores_dtype=form))
+        text = f"S = q k^T is rounded to {form} before it is scaled"
+        yield Cause(text, Knobs(products_dtype=form))
     for half in ("float16", "bfloat16"):
         for block in sizes(config, problem.seqlen_k):
             at = f"{half} (blocks of {block})"

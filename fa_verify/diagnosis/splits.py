@@ -31,6 +31,8 @@ MERGES = {
     "maximum": "splits are merged by their row maxima: log(l) is missing from their lse",
     "largest": "the merged lse is the largest of the splits' own: the log of their sum is missing",
     "equal": "splits are merged with equal weights: their lse is not used",
+    "l as it is": "the merge adds the splits' l without their weights",
+    "acc as it is": "the merge adds the splits' acc without their weights",
     "bfloat16": "the splits' partial o is kept in bfloat16",
     "float16": "the splits' partial o is kept in float16",
 }
@@ -93,16 +95,35 @@ class Merging:
         if how in ("bfloat16", "float16"):
             o = o.to(getattr(torch, how)).to(torch.float64)
         m = lse.max(dim=0).values
-        origin = torch.where(torch.isinf(m), torch.zeros_like(m), m)
+        origin = _finite(m)
         weight = torch.exp((lse - origin) * _BASES.get(how, 1.0))
         weight = (~torch.isinf(lse)).double() if how == "equal" else weight
+        if how in ("l as it is", "acc as it is"):  # parts that are not divided by their l
+            top = torch.stack([maximum for _, _, maximum in found])
+            origin = _finite(top.max(dim=0).values)
+            sums = torch.exp(lse - _finite(top)).masked_fill(torch.isinf(lse), 0.0)
+            parts, weight = o * sums[..., None], torch.exp(top - origin)
+            weight = weight.masked_fill(torch.isinf(top), 0.0)
+            weighted = (weight[..., None] * parts, parts)[how == "acc as it is"]
+            l = (weight * sums, sums)[how == "l as it is"].sum(dim=0)  # noqa: E741
+            return self._written(weighted.sum(dim=0), l, origin)
         l = weight.sum(dim=0)  # noqa: E741 - its name in every paper
+        written = self._written((weight[..., None] * o).sum(dim=0), l, origin)
+        return written | {"lse": m} if how == "largest" else written
+
+    def _written(
+        self,
+        total: torch.Tensor,
+        l: torch.Tensor,  # noqa: E741
+        origin: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        """O and lse of these sums."""
         empty = l == 0
         l = torch.where(empty, torch.ones_like(l), l)  # noqa: E741
-        total = (weight[..., None] * o).sum(dim=0) / l[..., None]
         merged = (origin + torch.log(l)).masked_fill(empty, -torch.inf)
         form = getattr(torch, self._evidence.problem.dtype)
-        return {
-            "o": total.to(form).to(torch.float64),
-            "lse": m if how == "largest" else merged,
-        }
+        return {"o": (total / l[..., None]).to(form).to(torch.float64), "lse": merged}
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.isinf(x), torch.zeros_like(x), x)

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from fa_verify.inputs import Inputs
 
-__all__ = ["loads", "slips", "stores"]
+__all__ = ["extent", "loads", "slips", "stores", "sums"]
 
 Strides = tuple[int, ...]
+_TILES = (16, 32, 64, 128)  # columns that a kernel may take for granted
 
 
 def _slips(
@@ -45,6 +46,7 @@ def _slips(
     yield f"the rows of {name} are taken to be contiguous", (b, h, tensor.shape[3], d)
     yield f"the columns of {name} are taken to be contiguous", (b, h, n, 1)
     yield f"{name}'s batch and head strides are swapped", (h, b, n, d)
+    yield f"{name}'s head and row strides are swapped", (b, n, h, d)
     yield f"{name}'s row and column strides are swapped", (b, h, d, n)
 
 
@@ -99,7 +101,7 @@ def _advanced(
 ) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
     """Pointers to a block of rows that advance from block to block."""
     b, h, n, d = tensor.stride()
-    rows, most = tensor.shape[2], _extent(tensor.shape, (b, h, 0, d))
+    rows, most = tensor.shape[2], extent(tensor.shape, (b, h, 0, d))
     blocks = torch.arange(rows) // block * block
     for other, theirs in others.items():
         wrong = theirs.stride(2)
@@ -111,7 +113,10 @@ def _advanced(
         if rows <= block:  # and never advances
             continue
         text = f"the pointer to {name} advances from block to block by {other}'s row stride"
-        yield text, name, functools.partial(_read, tensor, (b, h, n, d), -moved)
+        # A loop of its own for the last, partial block finds its pointer anew.
+        anew = torch.where(torch.arange(rows) >= rows // block * block, 0, moved)
+        for off in (moved, anew):
+            yield text, name, functools.partial(_read, tensor, (b, h, n, d), -off)
 
 
 def slips(
@@ -127,7 +132,7 @@ def slips(
         found.append((text, (b, h // n * n, n, d)))
     right, sizes = tuple(tensor.stride()), tensor.shape
     for sentence, wrong in found:
-        if _same(wrong, right, sizes) or _extent(sizes, wrong) >= SPARSE:
+        if _same(wrong, right, sizes) or extent(sizes, wrong) >= SPARSE:
             continue
         yield sentence, name, functools.partial(_read, tensor, wrong)
 
@@ -140,17 +145,45 @@ def stores(
     name: str, tensor: torch.Tensor, others: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, Strides]]:
     """Sentences and the strides by which an output could be stored by mistake."""
-    if not tensor.numel() or _extent(tensor.shape, tuple(tensor.stride())) >= SPARSE:
+    if not tensor.numel() or extent(tensor.shape, tuple(tensor.stride())) >= SPARSE:
         return
-    for sentence, wrong in _slips(name, tensor, others):
+    found = list(_slips(name, tensor, others))
+    _, heads, rows, width = tensor.shape
+    for tile in _TILES:
+        if tile != width:
+            text = f"the rows of {name} are stored as far apart as if head_dim were {tile}"
+            found.append((text, (heads * rows * tile, rows * tile, tile, 1)))
+            found.append((text, (heads * rows * width, rows * width, tile, 1)))
+    for sentence, wrong in found:
         if (
             not _same(wrong, tuple(tensor.stride()), tensor.shape)
-            and _extent(tensor.shape, wrong) < SPARSE
+            and extent(tensor.shape, wrong) < SPARSE
         ):
             yield sentence, wrong
 
 
-def _extent(sizes: torch.Size, strides: Strides) -> int:
+def sums(name: str, sizes: torch.Size, other: torch.Size) -> Iterator[tuple[str, Strides]]:
+    """The same of a contiguous sum that programs add to by atomics; other: another's sizes."""
+    _, heads, rows, width = sizes
+    if other[3] != width:
+        text = f"the rows of the sum of {name} are as far apart as those of a tensor of "
+        strides = (heads * rows * other[3], rows * other[3], other[3], 1)
+        yield f"{text}{other[3]} columns, not {width}", strides
+        yield (
+            f"{text}{other[3]} columns, not {width}",
+            (heads * rows * width, rows * width, other[3], 1),
+        )
+    if other[2] != rows:
+        text = f"the heads of the sum of {name} are as far apart as those of a tensor of "
+        strides = (heads * other[2] * width, other[2] * width, width, 1)
+        yield f"{text}{other[2]} rows, not {rows}", strides
+    if other[1] != heads:
+        text = f"the sequences of the sum of {name} are as far apart as those of a tensor of "
+        strides = (other[1] * rows * width, rows * width, width, 1)
+        yield f"{text}{other[1]} heads, not {heads}", strides
+
+
+def extent(sizes: torch.Size, strides: Sequence[int]) -> int:
     """Elements from the first to the last: what is further apart takes too much memory."""
     return sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from fa_verify import bounds
 from fa_verify.checks.observed import comparisons
+from fa_verify.diagnosis.evidence import gather
+from fa_verify.diagnosis.predictions import Backward
 from fa_verify.layouts import BHSD
 
 if TYPE_CHECKING:
@@ -54,11 +56,38 @@ def _sentences(trial: Trial, part: Comparison, name: str) -> Iterator[str]:
             yield f"{name} is 0: it is not computed"
         if bool(((got + reference).abs() <= _NEAR * det).all()):
             yield f"{name} is negated"
+    near = _NEAR * part.bounded.det
+    for sentence, value in _otherwise(trial, part, name):
+        if bool(((part.got - value).abs() <= near)[part.judged].all()):
+            yield sentence
     if name == "dbias":
         near = _NEAR * part.bounded.det
         for axis, place, value in _unsummed(trial):
             if bool(((part.got - value).abs() <= near)[part.judged].all()):
                 yield f"dbias is not summed over the {_AXES[axis]}: it is that of the {place} one"
+
+
+def _otherwise(trial: Trial, part: Comparison, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The gradient as a kernel computes it that leaves a term out, or takes one too many in."""
+    p, x, seen = trial.case.problem, trial.pristine, trial.execution.outputs
+    if x.do is None or seen is None or seen.lse is None:
+        return
+    if p.lse_grad and trial.terms.dlse is not None:
+        bare = dataclasses.replace(trial.terms, dlse=None)
+        bounded = bounds.bound_backward(
+            dataclasses.replace(p, lse_grad=False), trial.kernel.arithmetic, x.q, x.k, x.v, x.do,
+            terms=bare, o=seen.o, lse=seen.lse,
+        )  # fmt: skip
+        for other in bounded:
+            if other.name == name:
+                yield f"{name} lacks the gradient of lse", other.reference
+    if name == "dbias" and p.softcap:
+        evidence = gather(trial)
+        if evidence.whole and evidence.small:
+            ds, slope = Backward(trial, evidence).ds()
+            axes = [axis for axis, kept in enumerate(_AXES) if kept not in p.bias]
+            capped = (ds * slope).sum(axes, keepdim=True).to(part.reference)
+            yield "dbias is multiplied by the softcap's derivative, which comes before it", capped
 
 
 def _unsummed(trial: Trial) -> Iterator[tuple[str, str, Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,7 @@ __all__ = ["for_backward", "for_forward"]
 
 _Variant = tuple[str, Beside, Knobs]
 _LN2 = 0.6931471805599453
+_MOST_SINKS = 8  # times that one may be counted: once a split, or a block
 
 
 def for_forward(predict: Forward) -> Iterator[Hypothesis]:
@@ -49,8 +51,14 @@ def for_backward(predict: Backward) -> Iterator[tuple[str, Beside, Knobs]]:
         yield "the gradient of lse has the wrong sign", other, RIGHT
     if given.keep is not None:
         assert right.weights is not None  # noqa: S101 - for mypy: made of keep
-        kept = given.keep.double()
+        kept, p = given.keep.double(), predict.evidence.problem.dropout
         for sentence, weights, dp_weights in (
+            ("dP is multiplied by the probability of being dropped", right.weights, kept * p),
+            ("dP is divided by the probability of being dropped", right.weights, kept / p),
+            ("dv is multiplied by the probability of being dropped", kept * p, right.weights),
+            ("dv is divided by the probability of being dropped", kept / p, right.weights),
+            ("P is multiplied by the probability of being dropped", kept * p, kept * p),
+            ("P is divided by the probability of being dropped", kept / p, kept / p),
             ("dP is not divided by the probability of being kept", right.weights, kept),
             ("dv is not divided by the probability of being kept", kept, right.weights),
             ("nothing is divided by the probability of being kept", kept, kept),
@@ -69,6 +77,8 @@ def _of_forward(predict: Forward) -> Iterator[_Variant]:
     if right.sinks is not None:
         text = "acc is not rescaled for the sink"
         yield text, right, Knobs(sink_rescales_acc=False)
+        text = "the sink does not enter the running maximum: its exponential overflows"
+        yield text, right, Knobs(sink_in_maximum=False)
     if given.keep is not None:
         text = "dropout comes before the denominator l, which sums what is kept"
         yield text, right, Knobs(l_of_kept=True)
@@ -125,11 +135,14 @@ def _biases(
     yield "the bias has the wrong sign", -bias
     scaled = bias.double() * evidence.problem.scale
     yield "the bias is added before the logits are scaled", scaled
+    yield "the bias is taken in base 2: the factor log2(e) is missing", bias.double() * _LN2
+    yield (
+        "the bias is taken to be natural: the factor log2(e) is one too many",
+        bias.double() / _LN2,
+    )
     if evidence.whole and x.bias is not None:
         for sentence, _, load in slips("bias", x.bias):
-            loaded = load()
-            if not bool(torch.isnan(loaded).any()):
-                yield sentence, loaded
+            yield sentence, load()
 
 
 def _slopes(evidence: Evidence, slopes: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -137,6 +150,12 @@ def _slopes(evidence: Evidence, slopes: torch.Tensor) -> Iterator[tuple[str, tor
     yield "ALiBi's slopes have the wrong sign", -slopes
     scale = evidence.problem.scale
     yield "ALiBi is added before the logits are scaled", slopes.double() * scale
+    yield (
+        "ALiBi's slopes are taken in base 2: the factor log2(e) is missing",
+        slopes.double() * _LN2,
+    )
+    text = "ALiBi's slopes are multiplied by log2(e) once too often: log2(e) is one too many"
+    yield text, slopes.double() / _LN2
     if evidence.whole:
         yield "ALiBi's slopes are those of the next head", slopes.roll(-1)
         yield "ALiBi's slopes are those of the head before", slopes.roll(1)
@@ -149,6 +168,8 @@ def _sinks(evidence: Evidence, sinks: torch.Tensor) -> Iterator[tuple[str, torch
     yield "the sink is missing", torch.full_like(sinks, -torch.inf)
     yield "the sink is scaled as logits are", sinks.double() * evidence.problem.scale
     yield "the sink is taken in base 2: the factor log2(e) is missing", sinks.double() * _LN2
+    for count in range(2, _MOST_SINKS + 1):
+        yield f"the sink is counted {count} times", sinks.double() + math.log(count)
     if evidence.whole:
         yield "the sinks are those of the next head", sinks.roll(-1)
         yield "the sinks are all that of the first head", sinks[:1].expand_as(sinks)

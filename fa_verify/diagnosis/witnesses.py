@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["call"]
 
-_MOST = 14
+_MOST = 15
 _WORK = 1.2e8  # products: what half a second executes
 
 
@@ -54,7 +54,13 @@ def call(trial: Trial, others: Sequence[Case], seconds: float) -> list[Trial]:
     for case in (*others, *longer_shorter(trial.case)):
         run(case)
     model = others[0] if others else trial.case
-    for base in (moderate(model, plain=True), moderate(model, plain=False), model):
+    bases = (
+        moderate(model, plain=True),
+        moderate(model, plain=True, sequences=2),  # what is wrong from the second on
+        moderate(model, plain=False),
+        model,
+    )
+    for base in dict.fromkeys(bases):
         rich = run(base)
         if base in seen and (rich is None or _fails(rich)):
             for case in simpler(base):

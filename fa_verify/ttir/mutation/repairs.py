@@ -30,19 +30,25 @@ __all__ = ["AnyRepair", "Place", "Repair", "Repairs"]
 
 
 def argument(op: Op, facts: Facts) -> Iterator[Change]:
-    """An integer argument is another of its type whose name is like its own."""
+    """An argument is another of its type whose name is like its own; a size may be any other."""
     names = facts.arguments
     for index, operand in enumerate(op.operands):
-        if operand not in facts.integers:
+        if operand not in names:
             continue
-        for wrong in facts.integers:
-            if wrong.type == operand.type and _alike(names[wrong], names[operand]):
+        for wrong, name in names.items():
+            if wrong is operand or wrong.type != operand.type:
+                continue
+            sizes = operand.type.is_int and "stride" not in name + names[operand]
+            if _alike(name, names[operand]) or (sizes and op.name in _PARTS):
                 yield Change(
                     operator="wrong-argument",
-                    label=f"operand-{index}-{names[wrong]}",
-                    says=f"{names[wrong]} is used in place of {names[operand]}",
+                    label=f"operand-{index}-{name}",
+                    says=f"{name} is used in place of {names[operand]}",
                     apply=partial(_instead, index, wrong),
                 )
+
+
+_PARTS = frozenset({"arith.divsi", "arith.remsi"})  # that take an index apart
 
 
 def _alike(a: str, b: str) -> bool:
@@ -128,8 +134,38 @@ def _forward(value: Value, op: Op, surgery: Surgery) -> None:
     surgery.forward(op.results[0], value)
 
 
+def other(op: Op, facts: Facts) -> Iterator[Change]:
+    """What a mask hides from a load is 0."""
+    hidden = op.operands[2:3] if op.name == "tt.load" and len(op.operands) > 1 else None
+    type_ = op.results[0].type if op.results else None
+    if hidden is None or type_ is None or type_.scalar == "ptr":
+        return
+    if hidden and number(hidden[0]) in _NOTHING:
+        return
+    yield Change(
+        operator="masked-other",
+        label="zero",
+        says=f"the load of {facts.argument(op.operands[0])} gives 0 where its mask hides",
+        apply=_zero,
+    )
+
+
+_NOTHING = ("0", "0.0", "0.000000e+00", "false")
+
+
+def _zero(op: Op, surgery: Surgery) -> None:
+    type_ = op.results[0].type
+    nothing = surgery.constant(op, type_, literal(type_, 0.0 if type_.is_float else 0))
+    if len(op.operands) > 2:
+        surgery.replace(op, 2, nothing)
+    else:
+        op.operands.append(nothing)
+        nothing.users.append(op)
+
+
 _OPERATORS: tuple[Operator, ...] = (
     argument,
+    other,
     expressions.comparison,
     wholes.loop,
     expressions.constant,

@@ -60,8 +60,8 @@ def diagnose(
         failures: What the checks found.
         others: Other cases on which the kernel fails likewise.
         seconds: Of this process, for all of it: what is not tried by then is not said. A quarter
-            goes to running other cases, two to trying causes, the rest to trying edits of the
-            kernel, which are fewer where the cause is known; 0: no other case runs.
+            goes to other cases, two to causes, the rest to edits of the kernel, fewer where the
+            cause is known; 0: no other case runs.
     """
     if not failures:
         return []

@@ -61,6 +61,8 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         scales.lifts(trial),
     ):
         yield from map(predict.hypothesis, source)
+    for text, loaded in mistaken.one_of_both(trial, evidence) if evidence.whole else ():
+        yield Hypothesis(text, functools.partial(predict, loaded=loaded), addressing=True)
     yield from _counted(predict, config)
     yield from _merged(predict)
     for end, found in counts.keys_reached(predict):
@@ -86,7 +88,7 @@ def _loaded(trial: Trial, predict: Forward) -> Iterator[Hypothesis]:
     if not evidence.whole:
         return
     slips = scales.slips(trial) if trial.case.problem.fp8 else ()
-    for text, loaded in (*slips, *mistaken.one_of_both(trial, evidence)):
+    for text, loaded in slips:
         yield Hypothesis(text, functools.partial(predict, loaded=loaded), addressing=True)
     yield from _forward_addresses(trial, predict)
 

@@ -159,6 +159,7 @@ class Execution:
         error: "Type: message" of an exception, "" if none; the traceback follows on more lines.
         error_kind: "" | "unsupported" (UnsupportedProblemError, or an op that cannot be run) |
             "raised" | "timeout".
+        error_at: "file:line" of what raised, in the author's code; "" if there is none.
         stage: "forward" or "backward": where the error arose.
         config: Text of the pinned autotune configurations, for people.
         configs: How many configurations the kernel offers (the largest count of its functions).
@@ -173,6 +174,7 @@ class Execution:
     unwritten: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     error: str = ""
     error_kind: str = ""
+    error_at: str = ""
     stage: str = ""
     config: str = ""
     configs: int = 1

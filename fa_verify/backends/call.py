@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fa_verify.backends.raised import innermost, place
 from fa_verify.errors import UnsupportedProblemError
 from fa_verify.kernel import Grads, Outputs
 
@@ -25,14 +26,15 @@ _DIFFERENTIABLE = ("bias", "sinks")
 
 @dataclasses.dataclass(slots=True)
 class Called:
-    """The results and, if any, the exception, its text and the stage in which it arose."""
+    """The results and, if any, the exception, its text, and the stage and line where it arose."""
 
     outputs: Outputs | None = None
     grads: Grads | None = None
     error: str = ""
     error_kind: str = ""
+    error_at: str = ""
     stage: str = ""
-    exception: Exception | None = None
+    exception: BaseException | None = None
 
 
 def call(
@@ -45,7 +47,7 @@ def call(
     timeout: tuple[type[BaseException], ...] = (),
     forwarded: Callable[[Outputs], None] = lambda _: None,
 ) -> Called:
-    """Run the kernel. Exceptions of the kernel become data; KeyboardInterrupt passes.
+    """Run the kernel. Exceptions of the kernel become data, exits too; KeyboardInterrupt passes.
 
     Args:
         kernel: The kernel.
@@ -102,8 +104,9 @@ def call(
         called.error_kind, called.error = "timeout", _text(error)
     except UnsupportedProblemError as error:
         called.error_kind, called.error = "unsupported", _text(error)
-    except Exception as error:  # noqa: BLE001 - whatever a kernel raises is part of the verdict
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - part of the verdict, whatever it is
         called.error_kind, called.error = "raised", _text(error)
+        called.error_at = place(error)
         called.exception = error
     return called
 
@@ -141,7 +144,7 @@ def _bhsd(kernel: Kernel, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _text(error: BaseException) -> str:
-    said = str(error)
+    said = str(innermost(error))
     if not said:  # a bare assert says it in its source
         frame = traceback.extract_tb(error.__traceback__)[-1]
         said = f"{frame.line} ({frame.filename}:{frame.lineno})"

@@ -91,6 +91,7 @@ class CpuBackend:
             unwritten=unwritten,
             error=called.error,
             error_kind=called.error_kind,
+            error_at=called.error_at,
             stage=called.stage,
             config="; ".join(_launch_text(launch) for launch in run.launches),
             configs=max(run.configs.values(), default=1),

@@ -98,6 +98,7 @@ class CudaBackend:
             unwritten={} if fence.mode == "off" or fence.finite else _unwritten(tensors),
             error=called.error,
             error_kind=called.error_kind,
+            error_at=called.error_at,
             stage=called.stage,
             config="; ".join(f"{name}({config})" for name, config in chosen.items()),
             configs=max(configs.values(), default=1),

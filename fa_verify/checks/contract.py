@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,10 +53,13 @@ def _exception(trial: Trial) -> Iterator[Failure]:
         yield Failure(check="timeout", title=f"{execution.stage} timed out", message=first)
         return
     where = " inside the declared capabilities" if trial.kernel.capabilities else ""
+    file, _, line = execution.error_at.rpartition(":")
     yield Failure(
         check="contract",
         title=f"{execution.stage} raised {first.partition(':')[0]}",
         message=f"{execution.stage} raised{where}: {first}",
+        location=execution.error_at,
+        source=linecache.getline(file, int(line)).strip() if file else "",
     )
 
 

@@ -9,13 +9,14 @@ import torch
 import triton
 import triton.language as tl
 
-from fa_verify import Kernel, Outputs
+from fa_verify import Grads, Kernel, Outputs
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
 from fa_verify.checks import contract
 from fa_verify.trial import Trial
 
+Q = torch.zeros(1, 1, 4, 16)
 CASE = Case.parse("pass=fwd s=4x4 d=16 dtype=float32 seed=0")
 
 
@@ -92,3 +93,34 @@ def test_the_reason_of_an_inner_function_is_said():
 
 def test_a_right_kernel_raises_nothing():
     assert not failures(right)
+
+
+@pytest.mark.parametrize(
+    ("o", "said"),
+    [
+        (lambda o: Outputs(o.to_sparse()), "o: layout=torch.sparse_coo"),
+        (lambda o: Outputs(o.to("meta")), "o: device='meta'"),
+        (lambda o: Outputs(o, o[..., 0].to("meta")), "lse: device='meta'"),
+        (lambda o: (o, None), "forward returned tuple"),
+    ],
+)
+def test_outputs_that_nobody_can_look_at_are_the_kernels_fault(o, said):
+    (found,) = failures(lambda *args: o(right(*args).o))
+    assert found.title == "forward raised TypeError"
+    assert said in found.message
+
+
+@pytest.mark.parametrize(
+    ("grads", "said"),
+    [
+        (None, "backward returned NoneType"),
+        (Grads(Q, Q, None), "backward returned dv of type NoneType"),
+        (Grads(Q, Q.to("meta"), Q), "dk: device='meta'"),
+    ],
+)
+def test_gradients_that_are_none_are_the_kernels_fault(grads, said):
+    kernel = Kernel(name="k", forward=right, backward=lambda *_: grads)
+    case = Case.parse(str(CASE).replace("pass=fwd", "pass=bwd"))
+    (found,) = contract.check(Trial(kernel, case, Setup(), CpuBackend()))
+    assert found.title == "backward raised TypeError"
+    assert said in found.message

@@ -13,7 +13,7 @@ from fa_verify.errors import UnsupportedProblemError
 from fa_verify.kernel import Grads, Outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from fa_verify.inputs import Inputs
     from fa_verify.kernel import Kernel
@@ -79,6 +79,7 @@ def call(
                 what = f"a result of type {type(outputs.o).__name__}"
             msg = f"forward returned {what}: it must return Outputs(o, lse=None), o a tensor"
             raise TypeError(msg)  # noqa: TRY301 - reported like any other fault of the kernel
+        _check_dense({"o": outputs.o, "lse": outputs.lse})
         called.outputs = _logical(kernel, outputs)
         if not backward:
             return called
@@ -93,6 +94,7 @@ def call(
             shown = do.transpose(1, 2) if kernel.layout == "bshd" else do
             terms = inputs.terms(backward=True)
             grads = kernel.backward(problem, *tensors, outputs, shown, **terms)
+            _check_gradients(grads)
             dq, dk, dv = (_bhsd(kernel, x) for x in (grads.dq, grads.dk, grads.dv))
             called.grads = dataclasses.replace(grads, dq=dq, dk=dk, dv=dv)
         else:
@@ -109,6 +111,28 @@ def call(
         called.error_at = place(error)
         called.exception = error
     return called
+
+
+def _check_gradients(grads: object) -> None:
+    """Refuse what are no three tensors."""
+    what = "" if isinstance(grads, Grads) else type(grads).__name__
+    for name in ("dq", "dk", "dv"):
+        found = getattr(grads, name, None)
+        if not what and not isinstance(found, torch.Tensor):
+            what = f"{name} of type {type(found).__name__}"
+    if what:
+        msg = f"backward returned {what}: it must return Grads(dq, dk, dv), each a tensor"
+        raise TypeError(msg)
+    _check_dense({name: getattr(grads, name) for name in ("dq", "dk", "dv", "dbias", "dsinks")})
+
+
+def _check_dense(results: Mapping[str, object]) -> None:
+    """Refuse tensors whose elements nobody can look at."""
+    for name, x in results.items():
+        if isinstance(x, torch.Tensor) and (x.layout != torch.strided or x.is_meta):
+            what = f"layout={x.layout}" if x.layout != torch.strided else "device='meta'"
+            msg = f"{name}: {what}; it must be a dense tensor with elements"
+            raise TypeError(msg)
 
 
 def _autograd(

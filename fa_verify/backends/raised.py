@@ -9,8 +9,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import fa_verify
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -19,7 +17,7 @@ __all__ = ["innermost", "place"]
 # A mistake shows in these, and does not lie there. `<`: what has no file.
 _OTHERS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    str(Path(str(fa_verify.__file__)).parent),
+    str(Path(__file__).parents[1]),
     "<",
 )
 

@@ -24,53 +24,29 @@ _WORD, _WARP = 8, 32
 _ALIGNMENT = 64  # of a tensor map, and here of every parameter
 _MAP_WORDS = 16
 _FURTHER = 16  # bytes: another address that a map may have
-_UNUSUAL = ("launch_cooperative_grid", "global_scratch_size", "profile_scratch_size")
-_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_UNUSUAL = ("launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
 
 
 class _LeftToTritonError(Exception):
     """A launch that is not made ready."""
 
 
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute."""
-
-    _fields_ = (
-        ("id", ctypes.c_uint64),
-        ("value", ctypes.c_uint64),
-        ("further", ctypes.c_byte * 56),
-    )
-
-
-class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("blocks", ctypes.c_uint * 3),
-        ("threads", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("count", ctypes.c_uint),
-    )
-
-
 class Cuda:
     """NVIDIA's driver, as far as launches need it.
 
     Args:
-        library: libcuda; it must have cuLaunchKernelEx and cuFuncGetParamInfo (CUDA 12.4).
+        library: libcuda; it must have cuLaunchKernel and cuFuncGetParamInfo (CUDA 12.4).
         active: Triton's driver.
 
     Attributes:
-        launch: cuLaunchKernelEx.
+        launch: cuLaunchKernel.
         stream: The address of a device's current stream.
     """
 
     def __init__(self, library, active) -> None:
-        pointer = ctypes.c_void_p
-        self.launch, self._parameter = library.cuLaunchKernelEx, library.cuFuncGetParamInfo
-        self.launch.argtypes = [pointer] * 4
+        pointer, count = ctypes.c_void_p, ctypes.c_uint
+        self.launch, self._parameter = library.cuLaunchKernel, library.cuFuncGetParamInfo
+        self.launch.argtypes = [pointer, *[count] * 7, *[pointer] * 3]
         self._parameter.argtypes = [pointer, ctypes.c_size_t, pointer, pointer]
         self.stream = active.get_current_stream
         utilities = active.utils
@@ -165,11 +141,10 @@ class Launches:
         for word, place in self._addresses:
             words[word] = addresses[place]
         launch, stream = self._cuda.launch, self._cuda.stream(self._device)
-        for config, reference, function, pointers in launches:
-            config.stream = stream
-            error = launch(reference, function, pointers, None)
+        for function, sizes, pointers in launches:
+            error = launch(function, *sizes, stream, pointers, None)
             if error:
-                msg = f"cuLaunchKernelEx: CUDA error {error}"
+                msg = f"cuLaunchKernel: CUDA error {error}"
                 raise RuntimeError(msg)
         free.append(made)
 
@@ -182,10 +157,8 @@ class Launches:
         words = memoryview(memory).cast("B")[begin : begin + len(image)].cast("Q")
         start, launches = ctypes.addressof(memory) + begin, []
         for one in self._prepared:
-            config = one.config()
             pointers = (ctypes.c_void_p * len(one.offsets))(*(start + x for x in one.offsets))
-            function = ctypes.c_void_p(one.compiled.function)
-            launches.append((config, ctypes.byref(config), function, pointers))
+            launches.append((one.compiled.function, one.sizes, pointers))
             start += len(one.image)
         return words, launches
 
@@ -196,6 +169,7 @@ class _Prepared:
     Attributes:
         cuda: The driver.
         compiled: The kernel.
+        sizes: Blocks, threads a block, bytes of shared memory.
         image: All parameters, a multiple of the alignment.
         offsets: Of each parameter in it.
         addresses: Words of it that hold addresses, and the places of their tensors.
@@ -205,17 +179,10 @@ class _Prepared:
         metadata = compiled.metadata
         if metadata.num_ctas != 1 or any(getattr(metadata, name, 0) for name in _UNUSUAL):
             raise _LeftToTritonError
-        self.cuda, self.compiled, self._grid = cuda, compiled, grid
+        self.cuda, self.compiled = cuda, compiled
+        self.sizes = *grid, _WARP * metadata.num_warps, 1, 1, metadata.shared
         self.image, self.offsets, self.addresses = bytearray(), [], []
         self._lay_out(values, places)
-
-    def config(self):
-        """How the driver is to launch it."""
-        metadata = self.compiled.metadata
-        config = _Config(self._grid, (_WARP * metadata.num_warps, 1, 1), metadata.shared)
-        if getattr(metadata, "launch_pdl", False):
-            config.attributes, config.count = ctypes.pointer(_Attribute(_SERIALIZATION, 1)), 1
-        return config
 
     def _lay_out(self, values, places):
         """Put the parameters where they belong: those that Triton's launcher passes."""

@@ -59,16 +59,6 @@ def assembled():
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-class Config(ctypes.Structure):
-    """CUlaunchConfig, as cuda.h has it."""
-
-    _fields_ = [
-        *[(name, ctypes.c_uint) for name in ("x", "y", "z", "thread_x", "thread_y", "thread_z")],
-        *[("shared", ctypes.c_uint), ("stream", ctypes.c_void_p)],
-        *[("attributes", ctypes.POINTER(ctypes.c_int)), ("count", ctypes.c_uint)],
-    ]  # fmt: skip
-
-
 class Driver:
     """A driver that keeps what it is asked to launch; its kernel's parameters have these sizes."""
 
@@ -78,8 +68,9 @@ class Driver:
         self.cuFuncGetParamInfo = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, POINTERS, POINTERS
         )(self._parameter)
-        self.cuLaunchKernelEx = ctypes.CFUNCTYPE(
-            ctypes.c_int, ctypes.POINTER(Config), ctypes.c_void_p, POINTERS, ctypes.c_void_p
+        self.cuLaunchKernel = ctypes.CFUNCTYPE(
+            *(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7),
+            *(ctypes.c_void_p, POINTERS, ctypes.c_void_p),
         )(self._launch)
 
     def _parameter(self, function, index, offset, size):
@@ -89,17 +80,15 @@ class Driver:
         size[0] = self.sizes[index]
         return 0
 
-    def _launch(self, config, function, pointers, extra):
+    def _launch(self, function, *numbers):
+        *sizes, shared, stream, pointers, extra = numbers
         assert extra is None
         assert function == FUNCTION
         self.before()
-        c = config[0]
-        attributes = c.attributes[0:4:2] if c.count else []  # number, value
         found = [ctypes.string_at(pointers[i], size) for i, size in enumerate(self.sizes)]
         launch = SimpleNamespace(
-            grid=(c.x, c.y, c.z), threads=(c.thread_x, c.thread_y, c.thread_z),
-            shared=c.shared, stream=c.stream, attributes=attributes, parameters=found,
-            places=tuple(pointers[i] for i in range(len(self.sizes))),
+            grid=tuple(sizes[:3]), threads=tuple(sizes[3:]), shared=shared, stream=stream,
+            parameters=found, places=tuple(pointers[i] for i in range(len(self.sizes))),
         )  # fmt: skip
         self.launched.append(launch)
         return self.error
@@ -172,7 +161,6 @@ def test_the_kernel_gets_what_its_assembly_declares(ready, assembled):
         assert (found.grid, found.threads) == (GRID, (128, 1, 1))
         assert found.shared == assembled.metadata.shared > 0
         assert found.stream == STREAM + call + DEVICE
-        assert found.attributes == []
     assert len(library.launched) == 3
 
 
@@ -193,14 +181,6 @@ def test_launches_together_have_parameters_of_their_own(ready):
     assert stream_of_first == STREAM + DEVICE
 
 
-def test_a_dependent_launch_is_one(ready):
-    """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is 6 in cuda.h."""
-    library, prepare = ready(launch_pdl=True)
-    given = tensors()
-    prepare(given)(given)
-    assert library.launched[0].attributes == [6, 1]
-
-
 def test_threads_do_not_share_parameters(ready):
     library, prepare = ready()
     library.before = threading.Barrier(2, timeout=20).wait  # both have filled in their addresses
@@ -217,6 +197,7 @@ def test_threads_do_not_share_parameters(ready):
 
 DIFFERENT = {
     "several programs a cluster": {"num_ctas": 2},
+    "dependent": {"launch_pdl": True},
     "cooperative": {"launch_cooperative_grid": True},
     "memory for programs": {"global_scratch_size": 128},
     "memory for profilers": {"profile_scratch_size": 128},

@@ -57,9 +57,13 @@ class Order:
         """`wrong` without those whose access by `earlier` in `epoch` precedes program `later`."""
         where = np.nonzero(wrong)
         epoch, later = (np.broadcast_to(x, wrong.shape)[where] for x in (epoch, later))
-        triples = np.stack([earlier[where], epoch, later])
-        unique, inverse = np.unique(triples, axis=1, return_inverse=True)
-        open_ = [not self._precedes(*triple) for triple in unique.T.tolist()]
+        earlier = earlier[where].astype(np.int64)
+        # As one number: rows of three take 20 times as long to sort. A million programs with a
+        # million releases each, more than bits can be kept of, stay below 2^63.
+        triples = (earlier * (int(epoch.max()) + 1) + epoch) * (int(later.max()) + 1) + later
+        _, first, inverse = np.unique(triples, return_index=True, return_inverse=True)
+        unique = zip(*(x[first].tolist() for x in (earlier, epoch, later)), strict=True)
+        open_ = [not self._precedes(*triple) for triple in unique]
         left = np.zeros(wrong.shape, np.bool_)
         left[where] = np.array(open_, np.bool_)[inverse.reshape(-1)]
         return left

@@ -86,6 +86,25 @@ def test_random_numbers_of_the_device_repeat_from_their_seed():
         assert torch.equal(torch.rand(3), first)
 
 
+def test_the_devices_generator_has_a_seed_and_an_offset():
+    with ttir.activated():
+        torch.manual_seed(2**63 + 5)  # as large as they come
+        (generator,) = torch.cuda.default_generators
+        state = generator.get_state()
+        assert state.view(torch.int64).tolist() == [5 - 2**63, 0]
+        state.view(torch.int64)[1] += 8  # what libraries do before they draw in a kernel
+        generator.set_state(state)
+        assert (generator.initial_seed(), generator.get_offset()) == (2**63 + 5, 8)
+        torch.manual_seed(3)
+        assert generator.get_state().view(torch.int64).tolist() == [3, 0]
+        first = torch.rand(2)
+        generator.set_state(generator.get_state())  # the seed that it has: the CPU goes on
+        assert not torch.equal(torch.rand(2), first)
+        generator.manual_seed(3)
+        assert torch.equal(torch.rand(2), first)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real device answers for itself")
 def test_time_passes_between_events():
     calls = []
     with ttir.execute():

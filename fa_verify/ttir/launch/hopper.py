@@ -13,6 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from triton.backends.compiler import GPUTarget
 
@@ -115,6 +116,51 @@ class Event(Guard):
         return max((end.moment - self.moment) * 1e3, 1e-6)
 
 
+class Generator(torch.Generator):
+    """The device's own: its state is a seed and an offset, as in CUDAGeneratorImpl.cpp.
+
+    Libraries draw seeds of their kernels from it. The seed is that of the CPU's generator.
+    """
+
+    offset = 0
+
+    def manual_seed(self, seed: int) -> Self:
+        """Begin anew."""
+        torch.default_generator.manual_seed(seed)
+        self.offset = 0
+        return self
+
+    def seed(self) -> int:
+        """Begin anew, anywhere."""
+        self.offset = 0
+        return torch.default_generator.seed()
+
+    def initial_seed(self) -> int:
+        """Where it began."""
+        return torch.default_generator.initial_seed()
+
+    def get_offset(self) -> int:
+        """How many numbers were drawn since."""
+        return self.offset
+
+    def set_offset(self, offset: int) -> Self:
+        """Go on from there."""
+        self.offset = offset
+        return self
+
+    def get_state(self) -> torch.Tensor:
+        """16 bytes."""
+        seed = np.uint64(self.initial_seed()).astype(np.int64)
+        return torch.tensor([int(seed), self.offset]).view(torch.uint8)
+
+    def set_state(self, state: torch.Tensor) -> Self:
+        """From 16 bytes."""
+        seed, self.offset = state.view(torch.int64).tolist()
+        if seed % (1 << 64) != self.initial_seed():
+            torch.default_generator.manual_seed(seed)
+        return self
+
+
 def _always(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
@@ -129,10 +175,13 @@ def _distinct(name: str, answer: Any) -> Any:
     return partial(answer)
 
 
+_GENERATORS = (Generator(),)
+
+
 def _cuda() -> dict[str, Any]:
     """Replacements in torch.cuda."""
     nothing = _always(None)
-    generator = torch.default_generator
+    generator = _GENERATORS[0]
     return {
         # which device
         "is_available": _always(True),
@@ -243,6 +292,7 @@ def _replaced() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
             vars(module),
             {k: _distinct(k, v) for k, v in answers.items() if hasattr(module, k)},
         )
+    yield vars(torch.cuda), {"default_generators": _GENERATORS}
     yield vars(torch.version), {"cuda": "12.8"}
     yield vars(torch._C), _CORE  # noqa: SLF001
 

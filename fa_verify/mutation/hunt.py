@@ -40,6 +40,7 @@ _CHUNK, _LEAST = 48, 4
 _TRIES = 40  # cases on which a mutant is tried at most: the first that were chosen
 _PROVEN = 16  # likewise, of one that is proven to change nothing: only the proof is looked after
 _ASKED = 6  # mutants that a process is asked about at a time: each takes about a second
+_ASKING = 6  # cases in whose modules a proof is looked for: the first of those it meets
 _WHOLES = 6  # cases on which a survivor is tried under all checks
 _KEPT = 3  # one case of so many is kept for functions that few of the others run
 _MEMORY = 8 << 30
@@ -228,10 +229,10 @@ class Hunt:
         """Ask why mutants make no difference: on the case that runs fastest, then on others."""
         asked = [q for q in wanted if isinstance(q.mutant, Mutant)]
         proofs: dict[str, set[str]] = {}
-        for first, last in ((0, 1), (1, _PROVEN)):
+        for first, last in ((0, 1), (1, _ASKING)):
             cases: dict[int, list[Quarry]] = collections.defaultdict(list)
             for quarry in asked:
-                met = [prey for prey in self.cases if prey.number in quarry.cases][:_PROVEN]
+                met = [prey for prey in self.cases if prey.number in quarry.cases][:_ASKING]
                 for prey in sorted(met, key=lambda prey: prey.late)[first:last]:
                     cases[prey.number].append(quarry)
             for found in self._asked(cases, tell):

@@ -1,18 +1,12 @@
-"""What the body of a loop does, where some of its conditions are known.
-
-`adds_nothing`: an iteration hands on what it was handed. `alike`: two bodies compute the same.
-"""
+"""Whether two loops' bodies compute the same, where some of their conditions hold."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from fa_verify.ttir.lowering.lower import MASK_OPERAND
 from fa_verify.ttir.mutation.proofs import RESHAPING
 from fa_verify.ttir.mutation.surgery import number
-from fa_verify.ttir.ops.choice import parse_number
-from fa_verify.ttir.syntax.ir import Type
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -21,17 +15,9 @@ if TYPE_CHECKING:
     from fa_verify.ttir.mutation.changes import Facts
     from fa_verify.ttir.syntax.ir import Op, Value
 
-__all__ = ["adds_nothing", "alike", "chosen_by", "unlike"]
+__all__ = ["alike", "unlike"]
 
-_KEEPING = RESHAPING | {"arith.truncf", "arith.extf", "tt.trans", "tt.reshape", "tt.fp_to_fp"}
-_WRITING = ("tt.store", "tt.descriptor_store", "tt.atomic_cas")
 _PROBE = "mutation.probe"
-
-
-def chosen_by(loop: Op) -> set[Value]:
-    """What a loop's body chooses numbers of a tile by."""
-    ops = loop.regions[0].blocks[0].ops
-    return {op.operands[0] for op in ops if op.name == "arith.select" and op.operands[0].type.shape}
 
 
 def unlike(loops: tuple[Op, Op], facts: Facts) -> tuple[set[Value], set[Value]]:
@@ -44,69 +30,6 @@ def unlike(loops: tuple[Op, Op], facts: Facts) -> tuple[set[Value], set[Value]]:
         for mine, theirs in zip(written, names[::-1], strict=True)
     )
     return one, other
-
-
-def adds_nothing(loop: Op, false: AbstractSet[Value]) -> bool:
-    """Whether an iteration hands on what it was handed, where some conditions hold in no lane.
-
-    A number times 0 is taken for 0, and 0 is added without a trace: what is read is finite.
-    """
-    block = loop.regions[0].blocks[0]
-    known: dict[Value, object] = {x: x for x in block.args}
-    for op in block.ops:
-        if op.name == "scf.yield":
-            handed = [_content(x, known) for x in op.operands]
-            return all(x is y for x, y in zip(handed, block.args[1:], strict=True))
-        if op.name in _WRITING:
-            return False
-        if op.name == "tt.load" and len(op.operands) < 2 and _depends(op.operands[0], loop):
-            return False  # an address that no mask guards
-        if op.name == "tt.atomic_rmw" and _content(op.operands[1], known) != 0:
-            return False
-        content = _made(op, known, false)
-        if content is not None:
-            known[op.results[0]] = content
-    return False
-
-
-def _depends(value: Value, loop: Op) -> bool:
-    """Whether a value is another in each iteration."""
-    if value in loop.regions[0].blocks[0].args:
-        return True
-    op = value.producer
-    return op is not None and any(_depends(x, loop) for x in op.operands)
-
-
-def _content(value: Value, known: dict[Value, object]) -> object:
-    """A number that every lane holds, an argument of the body, or None."""
-    if value in known:
-        return known[value]
-    text = number(value)
-    if text is None or not value.type.is_float:
-        return None
-    return float(parse_number(text, Type(value.type.scalar)))
-
-
-def _made(op: Op, known: dict[Value, object], false: AbstractSet[Value]) -> object:  # noqa: PLR0911
-    if op.name == "arith.select" and op.operands[0] in false:
-        return _content(op.operands[2], known)
-    inner = [_content(x, known) for x in op.operands]
-    if op.name in _KEEPING:
-        return inner[0] if isinstance(inner[0], float) else None
-    if op.name == "tt.dot" and 0.0 in (inner[0], inner[1]):
-        return inner[2]
-    for one, other in (inner, inner[::-1]) if len(inner) == 2 else ():
-        if op.name == "arith.addf" and one == 0.0:
-            return other
-        if op.name in ("arith.maxnumf", "arith.maximumf") and one == -math.inf:
-            return other
-    if op.name == "tt.reduce" and len(inner) == 1 and isinstance(inner[0], float):
-        combine = {x.name for x in op.regions[0].blocks[0].ops}
-        if inner[0] == 0.0 and "arith.addf" in combine:
-            return 0.0
-        if inner[0] == -math.inf and combine & {"arith.maxnumf", "arith.maximumf"}:
-            return -math.inf
-    return None
 
 
 def alike(loops: tuple[Op, Op], true: Sequence[AbstractSet[Value]], facts: Facts) -> bool:

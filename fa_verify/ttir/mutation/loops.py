@@ -10,7 +10,8 @@ from __future__ import annotations
 from itertools import pairwise, permutations
 from typing import TYPE_CHECKING
 
-from fa_verify.ttir.mutation.bodies import adds_nothing, alike, chosen_by, unlike
+from fa_verify.ttir.mutation.bodies import alike, unlike
+from fa_verify.ttir.mutation.idle import adds_nothing, masks_of
 from fa_verify.ttir.mutation.inequalities import ONE, at_least, minus, plus, times
 from fa_verify.ttir.mutation.integers import Altered, Reading, either, refuted
 from fa_verify.ttir.mutation.surgery import number
@@ -128,7 +129,7 @@ class _Iterations:
 
             if refuted(build, self._numbering):
                 continue
-            masks = chosen_by(loop)
+            masks = masks_of(loop)
             if not adds_nothing(loop, masks):
                 return ""
             if not adds_nothing(

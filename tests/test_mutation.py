@@ -18,10 +18,13 @@ from fa_verify.case import Case
 from fa_verify.kernel import Kernel
 from fa_verify.mutation import _sampled
 from fa_verify.mutation.choice import Choice, _Greedy, _is_plain, traits
-from fa_verify.mutation.hunt import _TRIES, _WHOLES, Hunt, Quarry, _Prey
+from fa_verify.mutation.hunt import _TRIES, _WHOLES, Hunt
 from fa_verify.mutation.outcome import Outcome, score
+from fa_verify.mutation.proving import prove
+from fa_verify.mutation.quarry import Prey, Quarry
 from fa_verify.mutation.subject import Fate, Subject
 from fa_verify.mutation.table import render
+from fa_verify.ttir.mutation.mutants import Mutant
 from fa_verify.ttir.mutation.recorder import Found
 
 TARGET = "fa_verify/zoo/kernels/launch.py:flash"
@@ -158,9 +161,7 @@ def hunted(fates, end=None, cases=3, cheapest=1):
     hunt.name, hunt.workers, hunt._end, hunt._pool = "k", 2, end, Workers(fates)
     hunt._kernel = Kernel(name="k", forward=print, target="k.py:k")
     hunt.cases = [
-        _Prey(
-            n, Case.parse(f"pass=fwd s=1x1 d=1 dtype=float16 seed={n}"), "", (False, cheapest * n)
-        )
+        Prey(n, Case.parse(f"pass=fwd s=1x1 d=1 dtype=float16 seed={n}"), "", (False, cheapest * n))
         for n in range(cases)
     ]
     quarries = [Quarry(Letter(name), Found(says="wrong")) for name in "abcdef"]
@@ -235,7 +236,7 @@ def test_cases_are_kept_for_functions_that_few_run():
 
     def look(drawn):
         for number, (case, setup) in enumerate(drawn, hunt._looked_at):
-            hunt.cases.append(_Prey(number, case, setup, (False, 0)))
+            hunt.cases.append(Prey(number, case, setup, (False, 0)))
             for name in ("all", "cap") if case.problem.softcap else ("all",):
                 mutant = types.SimpleNamespace(id=name, kernel=name)
                 hunt.quarries.setdefault(name, Quarry(mutant, Found(says="x"))).cases.add(number)
@@ -272,6 +273,37 @@ def test_a_mutant_that_takes_too_long_once_is_no_endless_loop(monkeypatch):
         kind="killed", check="timeout", message="the deadline passed"
     )
     assert asked == [1.0, 3.0, 1.0, 3.0]
+
+
+def test_what_is_proven_is_proven_on_every_case_that_is_asked():
+    names = "abc"
+    mutants = {
+        name: Mutant(kernel="k", place=((name, 1, 1),), op="o", operator="x", label="")
+        for name in names
+    }
+    quarries = {name: Quarry(mutants[name], Found(says=name), cases={0, 1}) for name in names}
+    cases = [
+        Prey(n, Case.parse(f"pass=fwd s=9x9 d=8 dtype=float16 seed={n}"), Setup(), (False, -n))
+        for n in (0, 1)
+    ]
+    asked = []
+
+    def ask(prey, chunk):
+        asked.append((prey.number, [mutant.place[0][0] for mutant in chunk]))
+        future = Future()
+        if prey.number == 0 and mutants["c"] in chunk:
+            future.set_exception(TimeoutError())
+        else:
+            said = {mutants["a"]: "why", mutants["b"]: "", mutants["c"]: "why"}
+            future.set_result({mutant: {said[mutant]} for mutant in chunk})
+        return future
+
+    prove([quarries["a"], quarries["b"]], cases, ask, lambda: False, lambda: None)
+    assert asked == [(1, ["a", "b"]), (0, ["a"])]
+    assert quarries["a"].proof == "why"
+    assert quarries["b"].proof == ""
+    prove([quarries["c"]], cases, ask, lambda: False, lambda: None)
+    assert quarries["c"].proof == ""
 
 
 def test_a_process_that_dies_is_put_down_to_the_mutant_that_kills_it_alone():

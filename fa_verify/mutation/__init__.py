@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fa_verify.kernel import Kernel
-    from fa_verify.mutation.hunt import Quarry
+    from fa_verify.mutation.quarry import Quarry
 
 __all__ = ["mutate"]
 

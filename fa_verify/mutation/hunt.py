@@ -17,20 +17,22 @@ import pebble
 
 from fa_verify.mutation import work
 from fa_verify.mutation.choice import late
+from fa_verify.mutation.proving import prove
+from fa_verify.mutation.quarry import Prey, Quarry
 from fa_verify.mutation.subject import Fate
-from fa_verify.ttir.mutation.mutants import Mutant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Future
 
-    from fa_verify.backends.base import Setup
     from fa_verify.case import Case
     from fa_verify.kernel import Kernel
     from fa_verify.mutation.choice import Choice, Drawn
+    from fa_verify.mutation.proving import Proofs
+    from fa_verify.ttir.mutation.mutants import Mutant
     from fa_verify.ttir.mutation.recorder import AnyMutant, Found
 
-__all__ = ["Hunt", "Quarry"]
+__all__ = ["Hunt"]
 
 Fates = list[tuple[Fate, float]]
 
@@ -39,8 +41,6 @@ Fates = list[tuple[Fate, float]]
 _CHUNK, _LEAST = 48, 4
 _TRIES = 40  # cases on which a mutant is tried at most: the first that were chosen
 _PROVEN = 16  # likewise, of one that is proven to change nothing: only the proof is looked after
-_ASKED = 6  # mutants that a process is asked about at a time: each takes about a second
-_ASKING = 6  # cases in whose modules a proof is looked for: the first of those it meets
 _WHOLES = 6  # cases on which a survivor is tried under all checks
 _KEPT = 3  # one case of so many is kept for functions that few of the others run
 _MEMORY = 8 << 30
@@ -48,76 +48,12 @@ _PATIENCE = 1.0  # seconds after which it is asked again whether the time is ove
 _CASE_SECONDS = 600.0  # a process that is silent for so long is killed
 
 
-@dataclasses.dataclass(slots=True)
-class Quarry:
-    """A mutant, and what has become of it.
-
-    Attributes:
-        mutant: The mutant; found: what is known beforehand.
-        cases: Numbers of the cases whose code it is in, until its fate came.
-        parts: Case number to the parts of it in which the mutated operation computes anything
-            else: on the others it gives the same bits.
-        fate: Its end, if it has come; changed: numbers of the cases that gave other bits.
-        killer: Number of the case that ended it.
-        due: Numbers of the cases that it is to run on, up to its end; tried: that it ran on.
-        seconds: Spent.
-    """
-
-    mutant: AnyMutant
-    found: Found
-    cases: set[int] = dataclasses.field(default_factory=set)
-    parts: dict[int, list[int]] = dataclasses.field(default_factory=dict)
-    fate: Fate | None = None
-    killer: int | None = None
-    changed: set[int] = dataclasses.field(default_factory=set)
-    due: set[int] = dataclasses.field(default_factory=set)
-    tried: set[int] = dataclasses.field(default_factory=set)
-    seconds: float = 0.0
-
-    def meets(self, number: int, part: int, *, differs: bool) -> None:
-        """Note that a part of a case has its code, and whether that computes anything else."""
-        self.cases.add(number)
-        if differs:
-            self.parts.setdefault(number, []).append(part)
-
-    def note(self, fates: Iterable[tuple[Fate, float]], number: int) -> None:
-        """Note what became of it, part by part, on a case."""
-        self.tried.add(number)
-        for fate, seconds in fates:
-            self.seconds += seconds
-            if fate.kind in ("killed", "invalid"):
-                self.fate, self.killer = self.fate or fate, number
-            elif fate.kind == "within":
-                self.changed.add(number)
-
-    @property
-    def proof(self) -> str:
-        """Why it makes no difference, wherever it was met; "" if it may."""
-        return "" if "" in self.found.proofs else "; ".join(sorted(self.found.proofs))
-
-
-@dataclasses.dataclass(slots=True)
-class _Prey:
-    """A case that the kernel itself passes.
-
-    Attributes:
-        number: Its place among those chosen.
-        case: The case; setup: how it is run.
-        late: Where it comes among those that a mutant is tried on.
-    """
-
-    number: int
-    case: Case
-    setup: Setup
-    late: tuple[bool, int]
-
-
 @dataclasses.dataclass(slots=True, eq=False)
 class _Trail:
     """A mutant, the cases that it is still to be tried on, and whether in a process of its own."""
 
     quarry: Quarry
-    left: collections.deque[_Prey]
+    left: collections.deque[Prey]
     alone: bool = False
 
 
@@ -147,7 +83,7 @@ class Hunt:
         self.name, self.workers = kernel.name, workers
         self._kernel, self._end = kernel, end
         self.unfit: list[tuple[Case, str]] = []
-        self.cases: list[_Prey] = []
+        self.cases: list[Prey] = []
         self.quarries: dict[str, Quarry] = {}
         self._looked_at = 0
 
@@ -192,7 +128,7 @@ class Hunt:
             if failure:
                 self.unfit.append((case, failure))
                 continue
-            self.cases.append(_Prey(number, case, setup, late((case, setup))))
+            self.cases.append(Prey(number, case, setup, late((case, setup))))
             for index, (found, differ) in enumerate(parts):
                 for mutant, known in found.items():
                     self._meet(mutant, known).meets(number, index, differs=mutant in differ)
@@ -221,54 +157,18 @@ class Hunt:
             deep=False,
             tell=lambda: tell("parts"),
         )
-        self._prove([q for q in wanted if q.fate is None and not q.proof and not q.changed], tell)
+        same = [q for q in wanted if q.fate is None and not q.proof and not q.changed]
+        prove(same, self.cases, self._ask, self._late, lambda: tell("proofs"))
         left = [q for q in wanted if q.fate is None and not q.proof]
         self._follow([self._trail(q, _WHOLES) for q in left], deep=True, tell=lambda: tell("whole"))
 
-    def _prove(self, wanted: Sequence[Quarry], tell: Callable[[str], None]) -> None:
-        """Ask why mutants make no difference: on the case that runs fastest, then on others."""
-        asked = [q for q in wanted if isinstance(q.mutant, Mutant)]
-        proofs: dict[str, set[str]] = {}
-        for first, last in ((0, 1), (1, _ASKING)):
-            cases: dict[int, list[Quarry]] = collections.defaultdict(list)
-            for quarry in asked:
-                met = [prey for prey in self.cases if prey.number in quarry.cases][:_ASKING]
-                for prey in sorted(met, key=lambda prey: prey.late)[first:last]:
-                    cases[prey.number].append(quarry)
-            for found in self._asked(cases, tell):
-                for mutant, said in found.items():
-                    proofs.setdefault(mutant.id, set()).update(said)
-            asked = [q for q in asked if "" not in proofs.get(q.mutant.id, {""})]
-        for quarry in asked:
-            known = frozenset(proofs[quarry.mutant.id])
-            quarry.found = dataclasses.replace(quarry.found, proofs=known)
-
-    def _asked(
-        self, cases: Mapping[int, Sequence[Quarry]], tell: Callable[[str], None]
-    ) -> Iterator[dict[Mutant, set[str]]]:
-        """What is proven of mutants on cases; where the time ends, nothing is."""
-        by_number = {prey.number: prey for prey in self.cases}
-        started = []
-        for number, quarries in cases.items():
-            prey = by_number[number]
-            mutants = [q.mutant for q in quarries if isinstance(q.mutant, Mutant)]
-            for at in range(0, len(mutants), _ASKED):
-                chunk = mutants[at : at + _ASKED]
-                args = (self._kernel.target, str(prey.case), str(prey.setup), chunk)
-                future = self._pool.schedule(work.prove, args=args, timeout=_CASE_SECONDS)
-                started.append((chunk, future))
-        for chunk, future in started:
-            while not future.done() and not self._late():
-                wait([future], timeout=_PATIENCE)
-            tell("proofs")
-            if not future.done():
-                future.cancel()  # type: ignore[no-untyped-call]
-                yield {mutant: {""} for mutant in chunk}
-                continue
-            try:
-                yield future.result()
-            except (TimeoutError, pebble.ProcessExpired):
-                yield {mutant: {""} for mutant in chunk}
+    def _ask(self, prey: Prey, mutants: Sequence[Mutant]) -> Future[Proofs]:
+        future: Future[Proofs] = self._pool.schedule(
+            work.prove,
+            args=(self._kernel.target, str(prey.case), str(prey.setup), mutants),
+            timeout=_CASE_SECONDS,
+        )
+        return future
 
     def _trail(self, quarry: Quarry, most: int) -> _Trail:
         """A mutant and the first cases on which it computes anything else, the cheapest first."""

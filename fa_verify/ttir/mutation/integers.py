@@ -1,8 +1,7 @@
 """`Reading`: what a module's integers are, as linear expressions of what is not known of them.
 
 A minimum, a choice or a quotient is an unknown of its own; what else holds of it is one of two
-things, and `refuted` goes through them as far as it must. Sums and products are taken not to wrap:
-they are indices and lengths.
+things (`refutation`). Sums and products are taken not to wrap: they are indices and lengths.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fa_verify.ttir.mutation.inequalities import ONE, at_least, infeasible, minus, plus, times
+from fa_verify.ttir.mutation.inequalities import ONE, at_least, minus, plus, times
 from fa_verify.ttir.mutation.proofs import RESHAPING
 from fa_verify.ttir.mutation.surgery import number
 from fa_verify.ttir.ops.choice import parse_number
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
     from fa_verify.ttir.mutation.numbering import Numbering
     from fa_verify.ttir.syntax.ir import Op, Value
 
-__all__ = ["Altered", "Reading", "UnclearError", "either", "refuted"]
+__all__ = ["Altered", "Reading", "UnclearError", "either"]
 
-_CASES = 200  # of one question: beyond, it has no answer
 Axes = tuple[int, ...]
 
 
@@ -291,28 +289,3 @@ def _inner(op: Op, axes: Axes) -> Axes:
 def either(one: list[Inequality], other: list[Inequality]) -> Parted:
     """All of one, or all of the other."""
     return (one, []), (other, [])
-
-
-def refuted(suppose: Callable[[Reading], None], numbering: Numbering) -> bool:
-    """Whether what is supposed cannot be.
-
-    Args:
-        suppose: Supposes it.
-        numbering: Which values are equal.
-    """
-    reading = Reading(numbering)
-    try:
-        suppose(reading)
-    except UnclearError:
-        return False
-    pending = [([*reading.known, *reading.facts], [*reading.either, *reversed(reading.parted)])]
-    for _ in range(_CASES):
-        facts, parted = pending.pop()
-        if not infeasible(facts):
-            if not parted:
-                return False
-            first, *rest = parted
-            pending += [([*facts, *side], [*more, *rest]) for side, more in first]
-        if not pending:
-            return True
-    return False

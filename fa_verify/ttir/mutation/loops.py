@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from fa_verify.ttir.mutation.bodies import alike, unlike
 from fa_verify.ttir.mutation.idle import adds_nothing, masks_of
 from fa_verify.ttir.mutation.inequalities import ONE, at_least, minus, plus, times
-from fa_verify.ttir.mutation.integers import Altered, Reading, either, refuted
+from fa_verify.ttir.mutation.integers import Altered, Reading, either
+from fa_verify.ttir.mutation.refutation import refuted
 from fa_verify.ttir.mutation.surgery import number
 
 if TYPE_CHECKING:

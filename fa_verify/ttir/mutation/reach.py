@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from fa_verify.ttir.lowering.lower import MASK_OPERAND
 from fa_verify.ttir.mutation.inequalities import at_least
-from fa_verify.ttir.mutation.integers import Altered, Reading, either, refuted
+from fa_verify.ttir.mutation.integers import Altered, Reading, either
 from fa_verify.ttir.mutation.loops import same_iterations
+from fa_verify.ttir.mutation.refutation import refuted
 
 if TYPE_CHECKING:
     from fa_verify.ttir.mutation.changes import Facts

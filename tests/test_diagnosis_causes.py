@@ -289,3 +289,32 @@ def _of_overflowing_sink():
     sinks = torch.tensor([200.0], dtype=torch.float64)
     beside = dataclasses.replace(NOTHING, sinks=sinks)
     return problem, q, k, v, Knobs(sink_in_maximum=False), beside
+
+
+def test_a_mask_aligned_otherwise_in_loops_aligned_rightly():
+    line = "pass=bwd h=1 s={}x{} d=8 dtype=float32 mask={} seed=3"
+    long, _ = inputs(line.format(9, 5, "causal"))
+    aligned = Knobs(shift=4, loop="as due", block_m=4, block_n=2)
+    seen = model.visible(long, aligned, 5)
+    ends = torch.tensor([0, 0, 0, 0, 4, 4, 4, 4, 5])  # last row + shift + 1, in whole blocks
+    due = torch.arange(5) <= torch.arange(9)[:, None]
+    assert torch.equal(seen, due & (torch.arange(5) < ends[:, None]))
+    right = dataclasses.replace(aligned, shift=0)
+    assert torch.equal(model.visible(long, right, 5), model.visible(long, Knobs(), 5))
+
+
+def test_a_maximum_that_is_not_kept_leaves_the_last_block_visited():
+    problem, (q, k, v, _) = inputs(
+        "pass=bwd h=1 s=4x8 d=8 dtype=float32 mask=causal.topleft seed=3"
+    )
+    lost = Knobs(lost_maximum=True, empty_by_l=True, block_m=4, block_n=2)
+    found = model.forward(problem, q, k, v, lost)
+    part = reference.forward(  # the two keys that the loop of the only block of rows visits last
+        dataclasses.replace(problem, seqlen_q=2, seqlen_k=2),
+        q[:, :, 2:],
+        k[:, :, 2:4],
+        v[:, :, 2:4],
+    )
+    assert torch.allclose(found["o"][:, :, 2:], part.o, atol=1e-6)
+    assert bool((found["o"][:, :, :2] == 0).all())
+    assert bool(found["lse"].isneginf().all())

@@ -254,6 +254,8 @@ def _of_strayed(
     strayed = {
         plain(i.argument) for i in first.trial.execution.incidents if not i.kind.endswith("write")
     }
+    if len(strayed & {"k", "v"}) == 1:  # the other was read where it lies
+        near = [item for item in near if not re.search(r"^(GQA|every)", item[1].sentence)] or near
     names = [re.escape(name) for name in sorted(strayed)]
     named = "|".join([*names, *(["key head"] if strayed & {"k", "v"} else [])])
     return [item for item in near if named and re.search(rf"\b({named})\b", item[1].sentence)]

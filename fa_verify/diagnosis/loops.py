@@ -130,6 +130,7 @@ def visited(
     }
     diagonal = last + length - queries + 1
     ends = {  # a loop that ends inside a block visits all of the block
+        "as due": -(-end // block_n) * block_n,
         "end short": -(-(end - 1) // block_n) * block_n,
         "end causal": -(-(diagonal + (right or 0)) // block_n) * block_n,
         "end unshifted": -(-(first + block_m + (right or 0)) // block_n) * block_n,
@@ -138,7 +139,7 @@ def visited(
     }
     if loop in starts:
         return visible & (keys >= starts[loop])
-    return visible & (keys < ends[loop])
+    return visible & (keys < ends[loop]) & (tiles if loop == "as due" else True)
 
 
 def _rows(problem: Problem, loop: str, at: _Places, block_m: int, block_n: int) -> torch.Tensor:

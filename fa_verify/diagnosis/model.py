@@ -136,6 +136,8 @@ def forward(  # noqa: PLR0917 -- the operands of attention, in their usual order
         visits = tiles[:, columns].any(dim=-1)
         if knobs.block_maximum:
             m_new = torch.where(visits, m_new, m)
+        if knobs.lost_maximum:
+            rescale = rescale.masked_fill(~visits, 1.0)
         if knobs.block_maximum or knobs.no_maximum:
             rescale = rescale.masked_fill(torch.tensor(knobs.no_maximum) | ~visits, 1.0)
         l = l * rescale if knobs.rescale_l else l  # noqa: E741

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 from fa_verify.case import Case, Values
@@ -117,8 +118,13 @@ def _rich(case: Case, sequences: int) -> Case:
     group, heads_kv = min(p.group, _HEADS), min(p.heads_kv, _HEADS)
     while heads_kv * group > heads:
         group, heads_kv = (group - 1, heads_kv) if group >= heads_kv else (group, heads_kv - 1)
+    usual = p.head_dim**-0.5
+    scale = p.softmax_scale
+    if scale is not None and not 0.25 <= abs(scale) / usual <= 4:  # weights alike, or all but one 0
+        scale = math.copysign(1.5 * usual, scale)
     problem = dataclasses.replace(
         p,
+        softmax_scale=scale,
         batch=min(p.batch, max(1, most // (heads_kv * group))),
         heads_q=heads_kv * group,
         heads_kv=heads_kv,

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from fa_verify.diagnosis.cause import Cause, blocks, sizes
+from fa_verify.diagnosis.gaps import OTHER
 from fa_verify.diagnosis.knobs import Knobs
 from fa_verify.diagnosis.loops import forward_loops, row_loops
 
@@ -88,9 +89,10 @@ def _blockwise(config: str, problem: Problem) -> Iterator[Cause]:
                 yield Cause(text, Knobs(block_n=block, **knobs))  # type: ignore[arg-type]
             text = f"the rescale factor is applied twice to acc {at}"
             yield Cause(text, Knobs(block_n=block, fades=2))
-            text = f"the running maximum is not kept: only the last block of keys is left {of}"
-            yield Cause(text, Knobs(block_n=block, lost_maximum=True, empty_by_l=True))
             for block_m in {m for m, n in blocks(config) if n == block} or {64}:
+                lost = Knobs(lost_maximum=True, empty_by_l=True, block_m=block_m, block_n=block)
+                text = f"the running maximum is not kept: only the last block of keys is left {of}"
+                yield Cause(text, lost)
                 text = f"the row's maximum forgets the blocks before: it is the last block's {of}"
                 yield Cause(text, Knobs(block_maximum=True, block_m=block_m, block_n=block))
             text = f"a block is multiplied by the v of the block before {of}"
@@ -132,6 +134,26 @@ def loops(config: str, problem: Problem) -> Iterator[Cause]:
     """Loops over blocks of keys that begin or end wrongly."""
     for sentence, loop in forward_loops(problem):
         yield from _in_blocks(config, sentence, loop)
+    yield from _aligned(config, problem)
+
+
+def _aligned(config: str, problem: Problem) -> Iterator[Cause]:
+    """A mask aligned the other way, in loops that are aligned as they should be."""
+    mask, unequal = problem.mask, problem.seqlen_k - problem.seqlen_q
+    if not mask.banded or mask.pattern or not (unequal or mask.documents):
+        return
+    other = OTHER[mask.alignment]
+    text = f"the mask is aligned {other} instead of {mask.alignment}"
+    shift = 0 if mask.documents else unequal if other == "bottom-right" else -unequal
+    for block_m, block_n in blocks(config) or [(64, 64)]:
+        known = Knobs(
+            documents="other alignment" if mask.documents else "",
+            shift=shift,
+            loop="as due",
+            block_m=block_m,
+            block_n=block_n,
+        )
+        yield Cause(text, known, f"aligned {other}")
 
 
 def loops_over_rows(config: str, problem: Problem) -> Iterator[Cause]:

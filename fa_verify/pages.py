@@ -58,7 +58,7 @@ def paged(
     page_size: int,
     seed: int = 0,
     evict: bool = False,
-    far: bool | None = None,
+    far: bool = False,
 ) -> Pages:
     """Lay k and v out in shuffled pages.
 
@@ -75,8 +75,7 @@ def paged(
         evict: Pages that no query sees a key of are gone, as engines free what a window has left
             behind: their entries lead to one page of NaN, which may be read and must not matter.
         far: Pages in use lie past 2^31 elements of the larger pool, as they do in pools of some
-            gigabytes. On the CPU the rest of it takes address space alone. None: where elements of
-            k or v do, as the default distribution has them (`Capabilities.int64_offsets`).
+            gigabytes. On the CPU the rest of it takes address space alone.
 
     Raises:
         InvalidInputError: page_size is less than 1.
@@ -84,9 +83,6 @@ def paged(
     if page_size < 1:
         msg = f"page_size={page_size}: must be at least 1"
         raise InvalidInputError(msg)
-    if far is None:
-        spans = (problem.layout_k.span(problem.shape_k), problem.layout_v.span(problem.shape_v))
-        far = max(spans) > _FAR
     whole = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch
     queries, lengths = np.array(problem.mask.documents or whole).T
     counts = -(-lengths // page_size)

@@ -1,17 +1,12 @@
 """`paged`: k and v in pages, poison everywhere else."""
 
-import dataclasses
-
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from fa_verify import Mask, Problem, paged, ttir
-from fa_verify.case import Case
 from fa_verify.errors import InvalidInputError
-from fa_verify.inputs import materialise
-from fa_verify.layouts import BHSD
 from fa_verify.pages import NOWHERE
 
 
@@ -157,15 +152,3 @@ def test_pages_may_lie_far(wide, kinds):
         copy_page[(1,)](pages.k_pages, pages.block_table, o, pages.k_pages.stride(0), WIDE=wide)
     assert kinds <= {incident.kind for incident in run.incidents}
     assert torch.equal(o, k[0, 0, ::128, 0]) is wide
-
-
-@pytest.mark.parametrize(("far", "lie_far"), [(None, True), (False, False)])
-def test_pages_lie_far_where_keys_do(far, lie_far):
-    row = dataclasses.replace(BHSD, pad=(0, 0, 1 << 26, 0))
-    p = problem(batch=1, heads_kv=1, layout_v=row)
-    inputs = materialise(Case(problem=p, seed=0))
-    pages = paged(p, inputs.k, inputs.v, page_size=16, far=far)
-    assert (pages.k_pages.numel() > 1 << 31) is lie_far
-    assert torch.equal(gathered(pages.v_pages, pages, 0), inputs.v[0])
-    near = paged(problem(), *tensors(problem()), page_size=16, far=far)
-    assert near.k_pages.numel() < 1 << 31

@@ -230,6 +230,8 @@ def _chosen(
     if exact:
         merits, top = exact, max(merit for merit, _, _ in exact)
     near = [item for item in merits if item[0] * _CLEARLY_BETTER >= top]
+    if len(_strayed(first) & {"k", "v"}) == 1:  # the other was read at its own heads
+        near = [item for item in near if not re.match("GQA|every", item[1].sentence)] or near
     if near[0][2].gain <= NAN_ALONE:
         near = _of_strayed(near, first) or near
     _, hypothesis, best = near[0]
@@ -247,15 +249,17 @@ def _chosen(
     )
 
 
+def _strayed(first: Witness) -> set[str]:
+    """The tensors that were read where they do not lie."""
+    found = first.trial.execution.incidents
+    return {plain(x.argument) for x in found if not x.kind.endswith("write")}
+
+
 def _of_strayed(
     near: list[tuple[float, Hypothesis, Fit]], first: Witness
 ) -> list[tuple[float, Hypothesis, Fit]]:
     """Those about a tensor through which something strayed: NaN does not say through which."""
-    strayed = {
-        plain(i.argument) for i in first.trial.execution.incidents if not i.kind.endswith("write")
-    }
-    if len(strayed & {"k", "v"}) == 1:  # the other was read where it lies
-        near = [item for item in near if not re.search(r"^(GQA|every)", item[1].sentence)] or near
+    strayed = _strayed(first)
     names = [re.escape(name) for name in sorted(strayed)]
     named = "|".join([*names, *(["key head"] if strayed & {"k", "v"} else [])])
     return [item for item in near if named and re.search(rf"\b({named})\b", item[1].sentence)]

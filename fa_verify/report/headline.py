@@ -29,7 +29,14 @@ def word(summary: Summary) -> str:
         return "ERROR"
     if any(line.unavailable for line in summary.sanitized):
         return "INCOMPLETE"
+    if summary.verified and _unfinished(summary):
+        return "INCOMPLETE"
     return "PASS" if summary.verified or summary.only_watched else "NOTHING VERIFIED"
+
+
+def _unfinished(summary: Summary) -> bool:
+    """Whether a run was killed, interrupted, or is still going: no whole run has passed."""
+    return bool(summary.facts.files) and not summary.facts.complete
 
 
 def headline(summary: Summary) -> str:
@@ -58,7 +65,7 @@ def headline(summary: Summary) -> str:
 def caveats(summary: Summary) -> list[str]:
     """What a reader must know before trusting the verdict."""
     found = list(missing(summary.sanitized))
-    if summary.facts.files and not summary.facts.complete:
+    if _unfinished(summary):
         found.append("The record has no last line: the run was killed or is still going.")
     found.extend(
         f"{kernel}: results of several versions of its source are mixed."

@@ -45,6 +45,12 @@ def test_runs_one_after_another_add_their_time(run):
     assert summarise([start, *middle, end, later, end]).facts.seconds == 2 * end.seconds
 
 
+def test_a_run_that_was_interrupted_has_not_passed(run):
+    passed = [x for x in run(cases=30) if getattr(x, "verdict", "pass") == "pass"]
+    assert word(summarise(passed)) == "PASS"
+    assert word(summarise(passed[:-1])) == "INCOMPLETE"
+
+
 def test_a_killed_run_says_so(run):
     summary = summarise(run(cases=30)[:-1])
     assert not summary.facts.complete

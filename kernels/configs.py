@@ -29,19 +29,20 @@ FORWARD = {
     (8, 128): _configs((32, 32, 8, 1), (16, 32, 4, 1), (16, 16, 4, 1)),
     (8, 256): _configs((16, 16, 8, 1), (16, 16, 4, 1)),
 }
-# head_dim: (BLOCK_M, BLOCK_N, num_warps, num_stages, most registers, ONE_LOOP) ...
-# Head dims with a tail need two stages (see hopper_forward.py).
+# head_dim: (BLOCK_M, BLOCK_N, num_warps, num_stages, most registers, ONE_LOOP, ORDER) ...
+# ORDER: see hopper_forward.py; from 1 on it needs two stages, and so do head dims with a tail.
 HOPPER_FORWARD = {
     64: (
-        (64, 128, 4, 2, None, False), (64, 128, 4, 2, None, True), (64, 64, 4, 2, None, True),
-        (128, 64, 4, 3, 168, False),
+        (64, 128, 4, 2, None, False, 1), (64, 128, 4, 2, None, True, 1),
+        (64, 64, 4, 2, None, False, 2), (64, 64, 4, 2, None, True, 2),
     ),
-    80: ((64, 64, 4, 2, None, True), (64, 64, 4, 2, None, False)),
+    80: ((64, 64, 4, 2, None, False, 2), (64, 64, 4, 2, None, True, 2)),
     96: (
-        (64, 64, 4, 2, None, True), (64, 64, 4, 2, None, False), (128, 64, 8, 3, 128, True),
+        (64, 128, 4, 2, None, False, 3), (64, 64, 4, 2, None, False, 3),
+        (64, 64, 4, 2, None, True, 3),
     ),
-    128: ((64, 128, 4, 1, 168, False), (64, 128, 4, 1, 168, True)),
-    256: ((64, 128, 4, 1, None, False), (64, 128, 4, 1, None, True)),
+    128: ((64, 128, 4, 1, 168, False, 0), (64, 128, 4, 1, 168, True, 0)),
+    256: ((64, 128, 4, 1, None, False, 0), (64, 128, 4, 1, None, True, 0)),
 }  # fmt: skip
 DKDV = {
     (2, 128): _configs((64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2), (16, 16, 4, 1)),
@@ -65,13 +66,13 @@ def described(table, head_dim, pre_hook):
     """Configurations of a kernel with descriptors for one head_dim; the hook shapes these."""
     return [
         triton.Config(
-            {"BLOCK_M": m, "BLOCK_N": n, "ONE_LOOP": one_loop},
+            {"BLOCK_M": m, "BLOCK_N": n, "ONE_LOOP": one_loop, "ORDER": order},
             num_warps=warps,
             num_stages=stages,
             maxnreg=registers,
             pre_hook=pre_hook,
         )
-        for m, n, warps, stages, registers, one_loop in table[head_dim]
+        for m, n, warps, stages, registers, one_loop, order in table[head_dim]
     ]
 
 

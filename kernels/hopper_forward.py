@@ -26,6 +26,7 @@ _HEAD_DIMS = {64: (64, 0), 80: (64, 16), 96: (64, 32), 128: (128, 0), 256: (256,
 _LARGEST_SCALE = 2.0**20  # scale * log2(e) * score is finite in float32 for any fp16 q and k
 _L2_SHARE = 6 << 20  # bytes of keys and values of heads that run at a time (docs/speed_forward.md)
 _SHORTEST, _LONGEST = 512, 16384  # lengths that tables tell apart
+_WIDEST = 128  # keys of a block, of any configuration
 _FEATURES = ("HAS_LO", "SOFTCAP", "VARLEN", "SPARSE", "BIAS", "ALIBI", "DROPOUT")
 
 
@@ -36,12 +37,24 @@ def _load(tensor, batch, head, row, column, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 
 @triton.jit
-def _tail_scores(
-    q_tail, k_rest, batch, head_kv, first_key,
-    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, BLOCK_N: tl.constexpr,
+def _keys(
+    k, k_rest, batch, head, first_key,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr,
 ):  # fmt: skip
-    """What the tail of head_dim adds to the scores of a block of keys."""
-    return tl.dot(q_tail, _load(k_rest, batch, head_kv, first_key, BLOCK_D, BLOCK_N, TAIL_D).T)
+    """A block of keys or values as (tile, tail)."""
+    tail = 0.0
+    if TAIL_D > 0:
+        tail = _load(k_rest, batch, head, first_key, BLOCK_D, BLOCK_N, TAIL_D)
+    return _load(k, batch, head, first_key, 0, BLOCK_N, BLOCK_D), tail
+
+
+@triton.jit
+def _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D: tl.constexpr):
+    """Inner products of queries and keys."""
+    scores = tl.zeros((q_tile.shape[0], k_tile.shape[0]), dtype=tl.float32)
+    if TAIL_D > 0:
+        scores = tl.dot(q_tail, k_tail.T)
+    return tl.dot(q_tile, k_tile.T, scores)
 
 
 @triton.jit
@@ -59,19 +72,23 @@ def _seen(
 @triton.jit
 def _attend(
     q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, edge, end, queries, seqlen_k,
-    band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,  # noqa: E741
+    band_hi, scale_log2, scores, m, l, acc, acc_tail,  # noqa: E741
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr,
-    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ONE_LOOP: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ONE_LOOP: tl.constexpr, ORDER: tl.constexpr,
 ):  # fmt: skip
-    """(m, l, acc, acc_tail, tail_scores) after the keys from begin to end.
+    """(scores, m, l, acc, acc_tail) after the keys from begin to end.
 
-    MASKED: only the keys seen count; under ONE_LOOP, blocks before edge are seen whole. tail_scores
-    are those of the block at begin, then of that at end: asked for a block ahead, and started from,
-    they cost no wait of their own.
+    MASKED: only the keys seen count; under ONE_LOOP, blocks before edge are seen whole. From ORDER
+    2 on scores are those of the block at begin, then of that at end.
     """
     for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-        k_tile = _load(k, batch, head_kv, first_key, 0, BLOCK_N, BLOCK_D)
-        scores = tl.dot(q_tile, k_tile.T, tail_scores) if TAIL_D > 0 else tl.dot(q_tile, k_tile.T)
+        if ORDER < 2:
+            k_tile, k_tail = _keys(k, k_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D)
+            if ORDER == 1:
+                v_tile, v_tail = _keys(
+                    v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D
+                )
+            scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
         if MASKED:
             if not ONE_LOOP:  # noqa: SIM114 (known when compiled)
                 scores = _seen(scores, queries, first_key, seqlen_k, band_hi, HAS_HI, BLOCK_N)
@@ -82,17 +99,25 @@ def _attend(
         p = tl.exp2(scores * scale_log2 - (shift * scale_log2)[:, None])
         rescale = tl.exp2((m - shift) * scale_log2)
         l = l * rescale + tl.sum(p, 1)  # noqa: E741
-        v_tile = _load(v, batch, head_kv, first_key, 0, BLOCK_N, BLOCK_D)
-        weights = p.to(v_tile.dtype)
-        acc = tl.dot(weights, v_tile, acc * rescale[:, None])
-        if TAIL_D > 0:
-            v_tail = _load(v_rest, batch, head_kv, first_key, BLOCK_D, BLOCK_N, TAIL_D)
-            acc_tail = tl.dot(weights, v_tail, acc_tail * rescale[:, None])
-            tail_scores = _tail_scores(
-                q_tail, k_rest, batch, head_kv, first_key + BLOCK_N, BLOCK_D, TAIL_D, BLOCK_N
+        # Triton waits for tiles where they are loaded, once for those loaded side by side.
+        if ORDER >= 2:
+            k_tile, k_tail = _keys(
+                k, k_rest, batch, head_kv, first_key + BLOCK_N, BLOCK_N, BLOCK_D, TAIL_D
             )
+            v_tile, v_tail = _keys(v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D)
+        if ORDER == 3:
+            scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
+        # After those scores: until they are there, the last step's P V may read its weights.
+        weights = p.to(v.dtype)
+        if ORDER == 0:
+            v_tile, v_tail = _keys(v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D)
+        if TAIL_D > 0:
+            acc_tail = tl.dot(weights, v_tail, acc_tail * rescale[:, None])
+        acc = tl.dot(weights, v_tile, acc * rescale[:, None])
+        if ORDER == 2:
+            scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
         m = m_new
-    return m, l, acc, acc_tail, tail_scores
+    return scores, m, l, acc, acc_tail
 
 
 @triton.jit
@@ -115,8 +140,8 @@ def hopper_forward_kernel(
     q, k, v, q_rest, k_rest, v_rest, o, lse, stride_ob, stride_oh, stride_om,
     sequences, heads_q, group, seqlen_q, seqlen_k, head_dim, band_hi, together, softmax_scale,
     seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_LOOP: tl.constexpr,
+    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_LOOP: tl.constexpr, ORDER: tl.constexpr,
 ):  # fmt: skip
     """Write o and lse of BLOCK_M queries of one head.
 
@@ -129,8 +154,15 @@ def hopper_forward_kernel(
         band_hi: Query i sees key j when ``j - i <= band_hi``; read only under HAS_HI.
         together: Heads whose programs are interleaved, under HAS_HI.
         softmax_scale: Above 0.
+        WHOLE: No key is hidden and blocks divide seqlen_k: no block needs a mask.
         ONE_LOOP: One loop over all keys asks of each block whether it needs a mask; else those
             that do have a loop of their own, filled and drained once more.
+        ORDER: In which order a step over a block works.
+            0: k is copied, scores, softmax, v is copied, P V.
+            1: k and v are copied, scores, softmax, P V.
+            2: softmax, v and the next k are there, P V, the next scores.
+            3: softmax, v and the next k are there, the next scores, P V, which goes on beside the
+            next softmax.
 
     Accumulates in float32; P is rounded to v's dtype before P V.
     """
@@ -162,24 +194,25 @@ def hopper_forward_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     acc_tail = tl.zeros((BLOCK_M, TAIL_D if TAIL_D > 0 else 16), dtype=tl.float32)
     scale_log2 = softmax_scale * LOG2E
-    tail_scores = 0.0
-    if TAIL_D > 0:
-        tail_scores = _tail_scores(q_tail, k_rest, batch, head_kv, begin, BLOCK_D, TAIL_D, BLOCK_N)
-    if not ONE_LOOP:
-        m, l, acc, acc_tail, tail_scores = _attend(  # noqa: E741
+    scores = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    if ORDER >= 2:  # noqa: SIM102 (known when compiled)
+        if begin < end:  # in a block of its own, so that its tiles' memory is free in the loop
+            k_tile, k_tail = _keys(k, k_rest, batch, head_kv, begin, BLOCK_N, BLOCK_D, TAIL_D)
+            scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
+    if not ONE_LOOP or WHOLE:
+        scores, m, l, acc, acc_tail = _attend(  # noqa: E741
             q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, interior_end,
-            queries, seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,
-            BLOCK_D, TAIL_D, HAS_HI, False, BLOCK_N, None, ONE_LOOP,
+            queries, seqlen_k, band_hi, scale_log2, scores, m, l, acc, acc_tail,
+            BLOCK_D, TAIL_D, HAS_HI, False, BLOCK_N, None, ONE_LOOP, ORDER,
         )  # fmt: skip
         begin = interior_end
-    # A tail needs two stages also here: where a tile of 16 or 32 columns lies at an address known
-    # beforehand, ptxas 12.8 (Triton 3.6, 3.7) gets the descriptor of its product wrong.
-    STAGES: tl.constexpr = None if ONE_LOOP or TAIL_D > 0 else 1
-    m, l, acc, acc_tail, tail_scores = _attend(  # noqa: E741
-        q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, end,
-        queries, seqlen_k, band_hi, scale_log2, m, l, acc, acc_tail, tail_scores,
-        BLOCK_D, TAIL_D, HAS_HI, True, BLOCK_N, STAGES, ONE_LOOP,
-    )  # fmt: skip
+    if not WHOLE:
+        STAGES: tl.constexpr = None if ONE_LOOP or ORDER >= 2 else 1
+        scores, m, l, acc, acc_tail = _attend(  # noqa: E741
+            q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, end,
+            queries, seqlen_k, band_hi, scale_log2, scores, m, l, acc, acc_tail,
+            BLOCK_D, TAIL_D, HAS_HI, True, BLOCK_N, STAGES, ONE_LOOP, ORDER,
+        )  # fmt: skip
 
     empty = l == 0.0  # a fully masked row (the largest p of any other is 1): o = 0, lse = -inf
     l = tl.where(empty, 1.0, l)  # noqa: E741
@@ -232,6 +265,7 @@ def forward(problem, arguments, q, k, v, o, lse):
         min(max(_L2_SHARE // keys, 1) * problem.group, sequences),
         problem.scale, min(max(arguments["seqlen_bucket"], _SHORTEST), _LONGEST),
         BLOCK_D=block_d, TAIL_D=tail_d, HAS_HI=arguments["HAS_HI"],
+        WHOLE=not arguments["HAS_HI"] and problem.seqlen_k % _WIDEST == 0,
     )  # fmt: skip
 
 

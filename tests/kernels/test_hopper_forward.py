@@ -10,6 +10,9 @@ from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
 from fa_verify.layouts import Layout
+from fa_verify.resources.chips import CHIPS
+from fa_verify.resources.compiled import compiled
+from fa_verify.resources.launches import launched
 from fa_verify.verify import verify
 
 FAST, GENERAL = "hopper_forward_kernel", "forward_kernel"
@@ -103,6 +106,21 @@ def test_each_configuration_passes_every_check(kernels, head_dim, case):
         record = verify(of, flash, Setup(config=config), CpuBackend())
         assert record.verdict == "pass", record.failures
         assert record.configs == len(configs(kernels, head_dim))  # of the kernel for Hopper
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9, of its own default
+@pytest.mark.parametrize("head_dim", [64, 80, 96])
+def test_what_products_read_stays_while_they_run(kernels, head_dim):
+    """P V goes on beside the next softmax: on a card a kernel that computed P first gave NaN."""
+    (flash,) = loader.load("kernels/flash_attention.py:flash")
+    of = Case.parse(f"pass=fwd s=512x512 d={head_dim} dtype=float16 mask=causal seed=1")
+    for config in configs(kernels, head_dim):
+        (kernel,) = launched(flash, of, config).kernels
+        usage = compiled(kernel, CHIPS["sm_90"])
+        assert not usage.error
+        assert usage.matrix["wgmma"]
+        assert not usage.rewritten
+        assert not usage.lost
 
 
 @pytest.mark.parametrize(

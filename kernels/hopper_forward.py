@@ -5,9 +5,10 @@ no lower limit of the band, no softcap and no further terms. `fits` says whether
 
 What makes it fast: tensor descriptors (no addresses in registers, reads past the end are zeros, so
 no masked loads); P as exp2(s c - m c), one FMA and one exp2 an element; masks only in the blocks
-on the edge; two to four programs on an SM, one's softmax under the others' products, since Triton
-waits for each S before it goes on; causal programs in the order of their work, the heads that run
-at a time few enough for the L2 to hold their keys.
+on the edge; two to five programs on an SM, one's softmax under the others' products, since Triton
+waits for each S before it goes on; steps that begin with a softmax, beside which their tiles come
+and, at 96 columns, the P V of the step before goes on; causal programs in the order of their work,
+the heads that run at a time few enough for the L2 to hold their keys.
 """
 
 import functools

@@ -195,7 +195,7 @@ def test_files_are_written_and_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["forward", "backward", "decode", "earlier-forward", "earlier-backward"]
+    "name", ["forward", "backward", "decode", "earlier-forward", "earlier-backward", "latest-4096"]
 )
 def test_the_committed_tables_are_those_of_the_committed_lines(name: str) -> None:
     folder = ROOT / "reports/bench-h200"

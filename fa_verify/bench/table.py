@@ -46,7 +46,9 @@ def markdown(roof: Roof, timed: Sequence[Timed]) -> str:
         "times that backward, half of it causal; medians of rounds in which all took turns.",
         "Decoding: one query a sequence, 8 query heads to each of 4 key heads; microseconds.",
         "Peak: torch.mm in the same run, "
-        + ", ".join(f"{_SHORT[name]} {rate:.0f} TFLOP/s" for name, rate in sorted(roof.tflops.items()))
+        + ", ".join(
+            f"{_SHORT[name]} {rate:.0f} TFLOP/s" for name, rate in sorted(roof.tflops.items())
+        )
         + (f", reading {roof.terabytes:.2f} TB/s" if roof.terabytes else "")
         + ".",
         "",

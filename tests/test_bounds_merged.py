@@ -10,6 +10,7 @@ from fa_verify.arithmetic import DEFAULT, Arithmetic
 from fa_verify.bounds import bound_forward
 from fa_verify.case import Case
 from fa_verify.inputs import materialise
+from fa_verify.problem import Problem
 
 MERGED = Arithmetic(merged_by_lse=True)
 CASES = [
@@ -63,6 +64,22 @@ def test_merged_parts_keep_the_declared_bound(case, parts, ones):
 
 def test_weights_of_rounded_lse_leave_the_hull_and_must_be_declared():
     assert worst(CASES[0], DEFAULT, 7, ones=True) > 1
+
+
+def test_a_clear_winner_does_not_hide_that_weights_do_not_sum_to_1():
+    """Of logits of 1,289 a weight of 10^-5 is lost in lse, but not in the sum of the parts."""
+    problem = Problem(seqlen_q=2, seqlen_k=2, head_dim=1, head_dim_v=1, dtype="float32")
+    problem = dataclasses.replace(problem, softmax_scale=1e4)
+    q, k, v = (
+        torch.tensor(x).view(1, 1, -1, 1) for x in ([1.0, 3e2], [-0.128947, -0.130068], [1, 0.8])
+    )
+    o, _ = split_attention(problem, q, k, v.float(), 2)
+    ratios = []
+    for arithmetic in (MERGED, DEFAULT):
+        bounded, _ = bound_forward(problem, arithmetic, q, k, v.float())
+        error = (o.double() - bounded.reference).abs() / bounded.det
+        ratios.append(float(error[0, 0, 0]))  # beside a row whose logits need the slow bound
+    assert ratios[0] <= 1 < ratios[1]
 
 
 @pytest.mark.parametrize("case", CASES[3:])

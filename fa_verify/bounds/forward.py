@@ -181,7 +181,7 @@ def forward_tile(
     m.masked_fill_(empty, 0.0)
     furthest = None if fast else _furthest(x, hidden)
     x.sub_(m)
-    h = _exponent_error(model, given, block, x[..., :keys], model.merge(m), top)
+    h = _exponent_error(model, given, block, x[..., :keys], merge := model.merge(m), top)
     if sink is not None:
         own, sink = (y.masked_fill(y == -torch.inf, 0.0) for y in (own, sink.unsqueeze(-1)))
         h = with_column(h, SLACK * model.sink_error(own.abs(), sink))
@@ -202,14 +202,13 @@ def forward_tile(
     weight = torch.bmm(loss, v.abs().to(loss.dtype)).double().div_(total)
     nu, g = _normalisation(model), torch.where(near.he < 0.5, 1 / (1 - near.he), torch.inf)
     size = o.abs()
-    bound = ((weight + size * near.he) * g * (1 + nu) + nu * size).mul_(SLACK)
+    # What is common to a row does not cancel where parts are merged by lse; (B67).
+    bound = ((weight + size * near.he) * g * (1 + nu) + (nu + merge) * size).mul_(SLACK)
     bound.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     largest_v = given.largest_v * model.kept
     floor = FLUSH * keys * max(1.0, largest_v, model.storage.largest * bool(model.problem.fp8))
     linear = bound + floor
-    bound = (
-        torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu + model.merge(m))) + floor
-    )
+    bound = torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu + merge)) + floor
     lse_bound = near.lse + SLACK * (model.denominator + _logarithm(lse, m, own, sink)) + 2.0**-22
     if largest_v * keys >= LARGEST:  # (B9): a partial sum may overflow
         bound.masked_fill_(v.abs().sum(1, keepdim=True) * model.kept >= LARGEST, torch.inf)

@@ -31,6 +31,7 @@ class Arithmetic:
     Attributes:
         p_dtype: Format that P is rounded to before P V; "input" is the dtype of q, k, v.
         p_scale: What P is multiplied by for that, and the sum divided by (256 uses more of e4m3).
+        p_normalised: Whether P is divided by the denominator before that, as a softmax's result is.
         ds_dtype: Format that dS is rounded to before dS K and dS^T Q.
         ds_scale: Whether softmax_scale is applied before or after the cast of dS; None: either.
         prescaled: Which operand softmax_scale is folded into in the storage dtype, if any.
@@ -62,6 +63,7 @@ class Arithmetic:
 
     p_dtype: Format = "input"
     p_scale: float = 1.0
+    p_normalised: bool = False
     ds_dtype: Format = "input"
     ds_scale: Literal["before", "after"] | None = None
     prescaled: Literal["q", "k"] | None = None

@@ -4,10 +4,12 @@ import dataclasses
 import pathlib
 
 import pytest
+import torch
 
 from fa_verify import Arithmetic, loader
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
+from fa_verify.bounds import bound_forward
 from fa_verify.case import Case
 from fa_verify.verify import verify
 
@@ -55,3 +57,18 @@ def test_alibi_of_large_numbers_must_be_declared(dtype):
     assert {f.title for f in judged[1].failures} == {"lse outside its bound"}
     explained = verify(case, plain, Setup(), CpuBackend(), explain=True)
     assert "ALiBi as slope times key" in str(explained.failures)
+
+
+def test_a_p_that_is_divided_before_its_cast_must_be_declared():
+    """Beside 50 keys with the weight it is subnormal in float16, where exp(S - m) is not."""
+    (kernel,) = loader.load(str(HERE / "algorithms.py:normalised"))
+    problem = Case.parse("pass=fwd s=4x200 d=1 dtype=float16 seed=1").problem
+    tiny = torch.arange(200) >= 50
+    q, k, v = torch.ones(4), torch.where(tiny, -9.0, 0.0), tiny.float()  # 41.4 steps of subnormals
+    q, k, v = (x.half().view(1, 1, -1, 1) for x in (q, k, v))
+    o = kernel.forward(problem, q, k, v).o.double()
+    ratios = []
+    for arithmetic in (kernel.arithmetic, Arithmetic()):
+        bounded, _ = bound_forward(problem, arithmetic, q, k, v)
+        ratios.append(float(((o - bounded.reference).abs() / bounded.det).max()))
+    assert 0.1 < ratios[0] <= 1 < ratios[1]

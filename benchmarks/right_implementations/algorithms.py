@@ -271,7 +271,7 @@ class _ByKey(Algorithm):
 
 
 two_passes = kernel("two_passes", _TwoPasses(block_n=32))
-normalised = kernel("normalised", _Normalised())
+normalised = kernel("normalised", _Normalised(), Arithmetic(p_normalised=True))
 tree = kernel("tree", _Tree(block_n=16, tf32="even"))
 by_key = kernel("by_key", _ByKey(), Arithmetic(alibi_by_key=True), sinks=False)
 double = kernel("double", _Double())

@@ -288,7 +288,10 @@ def _exponent_error(  # noqa: PLR0917 -- what the forward pass has at hand
 def _spread_fast(model: Model, h: Tensor, p: Tensor, total: Tensor, top: float) -> _Spread:
     """For h <= top <= 1/4, in float32."""
     p = p.float()
-    gain, cast = _with_cast(model, p, expm1_bound(h).mul_(p), math.exp(3 * top))
+    depth: Tensor | float = math.exp(3 * top)
+    if model.arithmetic.p_normalised:
+        depth = (depth * total).float()
+    gain, cast = _with_cast(model, p, expm1_bound(h).mul_(p), depth)
     he = gain.sum(-1, keepdim=True).double() / total
     return _Spread(p, gain, cast, he, -torch.log1p(-he))  # (B13)
 
@@ -317,7 +320,8 @@ def _spread_slow(model: Model, given: _Slow) -> _Spread:
     x, total, hidden = given.x, given.total, given.hidden
     h = given.h if hidden is None else given.h.masked_fill(hidden, 0.0)
     p, top = x.exp(), h.amax(-1, keepdim=True)
-    gain, cast = _with_cast(model, p, spread(x, h, hidden), (2 * h + top).exp_())
+    divided = total if model.arithmetic.p_normalised else 1.0
+    gain, cast = _with_cast(model, p, spread(x, h, hidden), (2 * h + top).exp_() * divided)
     he = gain.sum(-1, keepdim=True) / total
     lse = torch.where(he < 1, -torch.log1p(-he), torch.inf)  # (B13)
     if not model.arithmetic.l_from_rounded_p:
@@ -328,7 +332,7 @@ def _spread_slow(model: Model, given: _Slow) -> _Spread:
     other = spread(x, both, hidden).scatter_(-1, best, 0.0)
     above = (x + both).scatter_(-1, best, 0.0).amax(-1, keepdim=True) + given.residual
     depth = torch.add(above, both, alpha=2).scatter_(-1, best, above)
-    other, other_cast = _with_cast(model, p, other, depth.exp_())
+    other, other_cast = _with_cast(model, p, other, depth.exp_() * divided)
     other_he = other.sum(-1, keepdim=True) / total
     better = other_he < he
     gain, he = torch.where(better, other, gain), torch.where(better, other_he, he)

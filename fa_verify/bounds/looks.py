@@ -68,13 +68,14 @@ class Source:
 def refiner_of_o(source: Source, d: float) -> Refiner | None:
     """Refine o; None where no cast of P is taken as random, or not by what (B30) derives it.
 
-    A sink moves what P is relative to, and dropout, v's scale and a scale of P what is cast:
-    docs/bounds.md says nothing then.
+    A sink moves what P is relative to, and dropout, v's scale, a scale of P or its division what is
+    cast: docs/bounds.md says nothing then.
     """
     problem = source.model.problem
-    if problem.sinks or problem.dropout or problem.fp8 or source.model.arithmetic.p_scale != 1.0:
-        return None
     arithmetic = source.model.arithmetic
+    moved = arithmetic.p_scale != 1.0 or arithmetic.p_normalised
+    if problem.sinks or problem.dropout or problem.fp8 or moved:
+        return None
     cast = _random_cast(source.model.p)
     if cast is None or arithmetic.l_from_rounded_p or not source.linear.numel():
         return None

@@ -88,6 +88,7 @@ def _without_a_cause(declared: Arithmetic, dtype: str) -> Iterator[tuple[str, Ar
         ("delta from the sum of P dP", {"delta_from_p_dp": True}),
         ("l from the rounded P", {"l_from_rounded_p": True}),
         ("keys split between programs and merged by lse", {"merged_by_lse": True}),
+        ("P divided by the denominator before its cast", {"p_normalised": True}),
         ("P relative to a maximum that is rounded up", {"p_scale": declared.p_scale / 2}),
         ("dot_ulps=3", {"dot_ulps": max(3.0, declared.dot_ulps)}),
         ("tanh.approx", {"tanh_ulps": max(_TANH_APPROX, declared.tanh_ulps)}),

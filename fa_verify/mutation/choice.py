@@ -132,10 +132,7 @@ def traits(case: Case) -> Iterator[str]:
     yield f"group {p.group > 1} {p.heads_kv > 1} batch {p.batch > 1}"
     many = f"heads {p.batch * p.heads_q > _SIDE_BY_SIDE}"
     yield f"{many} blocks {p.seqlen_q > _LARGEST_BLOCK} {p.seqlen_k > _LARGEST_BLOCK}"
-    wide = 4 if p.dtype == "float32" else _HALF  # elements in 16 bytes
-    rows = f"in vectors of {wide}" if _vectors(case, wide) else "of single elements"
-    yield f"columns {_columns(p.head_dim, wide)} {rows}"
-    yield f"columns of v {_columns(p.head_dim_v, wide)} {p.head_dim == p.head_dim_v} {rows}"
+    yield from _paths(case)
     if mask.documents:
         empty = sorted({lengths.index(0) for lengths in mask.documents if 0 in lengths})
         yield f"documents {len(mask.documents) > 1} {mask.alignment if mask.banded else ''}"
@@ -152,9 +149,6 @@ def traits(case: Case) -> Iterator[str]:
         seen = p.seqlen_k if right is None else shift + right
         yield f"blocks without a mask {min(seen, p.seqlen_k) > _LARGEST_BLOCK}"
     yield f"longer {(p.seqlen_q > p.seqlen_k) - (p.seqlen_q < p.seqlen_k)}"
-    yield f"plain {_is_plain(case)}"
-    if _is_plain(case):
-        yield f"plain {p.head_dim}"
     yield f"terms {p.terms != ()} banded {mask.banded} {bool(mask.documents or mask.pattern)}"
     yield f"bias {p.bias} {_along(p.layout_bias, p.shape_bias)}"
     if p.bias:
@@ -178,6 +172,20 @@ def traits(case: Case) -> Iterator[str]:
             extent = shape["bhsd".index(axis)]
             if stride * (extent - 1) >= _INT32 and (name != "do" or case.backward):
                 yield f"far {name} {axis} {_extent(extent)} {bool(mask.documents)}"
+
+
+def _paths(case: Case) -> Iterator[str]:
+    """How tensors can be read, which chooses between paths of a kernel."""
+    p = case.problem
+    wide = 4 if p.dtype == "float32" else _HALF  # elements in 16 bytes
+    rows = f"in vectors of {wide}" if _vectors(case, wide) else "of single elements"
+    columns = f"columns {_columns(p.head_dim, wide)} {rows}"
+    yield columns
+    yield f"{columns} of v {_columns(p.head_dim_v, wide)} {p.head_dim == p.head_dim_v}"
+    yield f"plain {_is_plain(case)}"
+    yield f"{rows} plain {_is_plain(case)} batch {p.batch > 1} bias {p.bias}"
+    if _is_plain(case):
+        yield f"plain {p.head_dim}"
 
 
 def _is_plain(case: Case) -> bool:

@@ -51,7 +51,7 @@ _ORDER = (
 )
 _HINTS = (  # what a cause that is known speaks of, and where its line may be then
     (r"stride|address|head|sequence", ("wrong-argument", "other-operation")),
-    (r"scale|log2|factor|sign|times", ("drop-operand", "other-operation")),
+    (r"scale|log2|factor|sign is|times what", ("drop-operand", "other-operation")),
 )
 _GRADIENTS = frozenset({"dq", "dk", "dv"})
 _PATIENCE = 1.5  # seconds of one run: an edit may make a loop that does not end

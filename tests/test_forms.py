@@ -54,6 +54,21 @@ def test_a_few_forms_have_every_variant_in_every_precision(flash, seed):
     assert len(EVERY - met(distribution.draw(seed, 400, flash, forms=first))) > 15
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_forms_are_those_that_fast_paths_are_made_for(flash, seed):
+    chosen = distribution.draw(seed, 400, flash, forms=forms(seed, CUDA_FORMS, flash))
+    problems = [case.problem for form in range(4) for case in chosen[form::CUDA_FORMS]]
+    assert {p.dtype for p in problems} == {"float16", "bfloat16"}
+    assert {p.mask.causal for p in problems} == {True, False}
+    assert len({p.head_dim for p in problems}) >= 2
+    for p in problems:
+        assert p.head_dim in {64, 80, 96, 128, 256}
+        assert not any((p.terms, p.softcap, p.mask.documents, p.mask.pattern))
+        for layout in (p.layout_q, p.layout_k, p.layout_v):
+            assert layout.order.endswith("d")
+            assert not any(elements % 8 for elements in (*layout.pad, layout.offset))
+
+
 def test_what_a_kernel_is_compiled_for_is_the_forms_alone(flash):
     drawn = distribution.draw(3, 300, flash, forms=forms(3, 10, flash))
     for form in range(10):

@@ -2,7 +2,8 @@
 
 A form is what kernels are compiled for: dtype and dot precision, head dims, kind of mask, terms,
 softcap, layouts. Drawn at random, a dozen leave out half of what a kernel takes in the rarer
-precisions.
+precisions; chosen for what they join, they leave out what most calls are, and the fast paths made
+for it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fa_verify.errors import InvalidInputError
 if TYPE_CHECKING:
     from fa_verify.capabilities import Capabilities
     from fa_verify.case import Case
+    from fa_verify.layouts import Layout
 
 __all__ = ["forms"]
 
@@ -28,7 +30,10 @@ _Pair = tuple[object, object]
 
 _CANDIDATES = 32  # for each form: among 24 times as many, 24 reach all variants of `flash`
 # New variants of one form: each is more to compile and to compute, and hides faults of the others.
-_ENOUGH = 6
+_ENOUGH = 8  # 6, beside usual forms, leave out up to 4 of the 60 pairs of `flash`
+_USUAL = 5  # one form in so many is such that fast paths are made for it
+_HEAD_DIMS = (64, 80, 96, 128, 256)
+_ALIGNED = 8  # elements: 16 bytes in half precision, as copies of whole tiles want strides
 _TRIES = 64  # cases of a candidate that a kernel may refuse before another takes its place
 _BACKWARD = Corner(name="", backward=True)  # some terms are of this pass alone
 _OF_A_FORM = frozenset(
@@ -46,7 +51,8 @@ def forms(
     """Seeds of forms, for `draw`: each the candidate left that brings most that is new.
 
     What counts first is a variant of attention (a mask, a term, a softcap, none of all) in a
-    precision; then any two aspects together.
+    precision; then any two aspects together. The first forms are chosen among the usual ones:
+    causal or no mask, no term, half precision, a common head dim, aligned rows.
 
     Args:
         seed: Of the candidates.
@@ -61,8 +67,13 @@ def forms(
     met: set[_Pair] = set()
     seen: set[_Pair] = set()
     chosen: list[str] = []
+    usual = {name for name, case in cases.items() if _usual(case)}
     while left and len(chosen) < count:
-        best = max(left, key=lambda name: _worth(*left[name], met, seen))
+        among = usual.intersection(left) if len(chosen) < count // _USUAL else ()
+        best = max(
+            (name for name in left if not among or name in among),
+            key=lambda name: _worth(*left[name], met, seen),
+        )
         variants, pairs = left.pop(best)
         met |= variants
         seen |= pairs
@@ -85,6 +96,28 @@ def _case(form: str, space: Space) -> Case | None:
         return sample(rng, space, form=f"form {form}", corner=_BACKWARD, tries=_TRIES)
     except InvalidInputError:
         return None
+
+
+def _usual(case: Case) -> bool:
+    """Whether fast paths are made for its form."""
+    p = case.problem
+    return (
+        p.dtype != "float32"
+        and not p.fp8
+        and p.head_dim == p.head_dim_v
+        and p.head_dim in _HEAD_DIMS
+        and {variant for _, variant in _variants(case)} <= {"plain", "causal"}
+        and all(map(_aligned, (p.layout_q, p.layout_k, p.layout_v)))
+    )
+
+
+def _aligned(layout: Layout) -> bool:
+    return (
+        layout.order.endswith("d")
+        and not layout.pad[3]
+        and not layout.shared_heads
+        and not any(elements % _ALIGNED for elements in (*layout.pad, layout.offset))
+    )
 
 
 def _variants(case: Case) -> set[_Pair]:

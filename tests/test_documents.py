@@ -72,7 +72,6 @@ KINDS = {
     "ignored": torch.ones(13, 15, dtype=torch.bool),
     "one": torch.ones(13, 15, dtype=torch.bool),
     "late": _moved(lambda _: 0, lambda *_: 1),
-    "early": _moved(lambda _: 0, lambda *_: -1),
     "begin early": _moved(lambda _: -1, lambda *_: 0),
     "empty": _moved(lambda _: 0, lambda keys, _: int(not keys)),
     "as many": _moved(lambda _: 0, lambda keys, queries: queries - keys),

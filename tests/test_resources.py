@@ -260,7 +260,9 @@ def test_instructions_are_counted_by_kind():
         "%3 = tt.dot %a, %b, %c {x = 1} : tensor<16x16xf8E5M2> * tensor<16x16xf8E5M2>\n"
     )
     usage = compiled.usage_of(
-        {"ptx": ptx, "ttir": ttir, "cubin": b""}, SimpleNamespace(shared=7, tmem_size=64), log
+        {"ptx": ptx, "ttir": ttir, "ttgir": "", "cubin": b""},
+        SimpleNamespace(shared=7, tmem_size=64),
+        log,
     )
     assert usage == Usage(
         registers=255, stack=8, spill_stores=4, spill_loads=16, shared=7, columns=64, tf32=2,

@@ -50,15 +50,21 @@ def test_a_bad_target_is_misuse(tmp_path):
 
 def test_the_plugin_costs_others_under_50_ms(tmp_path):
     # A whole run of an empty project with the plugin and without it, in turns, best of five; CPU
-    # seconds, which a busy machine does not stretch.
+    # seconds, which a busy machine stretches by a tenth (0.053 was seen once beside other work,
+    # 0.035 alone): then best of twenty.
     def cost(*options):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         pytest_run("--collect-only", *options, cwd=tmp_path)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    pairs = [(cost(), cost("-p", "no:fa_verify")) for _ in range(5)]
-    assert min(with_it for with_it, _ in pairs) - min(without for _, without in pairs) < 0.05
+    pairs = []
+    for turns in (5, 15):
+        pairs += [(cost(), cost("-p", "no:fa_verify")) for _ in range(turns)]
+        least = min(with_it for with_it, _ in pairs) - min(without for _, without in pairs)
+        if least < 0.05:
+            break
+    assert least < 0.05
 
 
 def test_the_plugin_loads_nothing_heavy():

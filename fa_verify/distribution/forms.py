@@ -121,7 +121,10 @@ def _aligned(layout: Layout) -> bool:
 
 
 def _variants(case: Case) -> set[_Pair]:
-    """The variants of attention that it is of, each with its precision."""
+    """The variants of attention that its form is of, each with its precision.
+
+    `report.matrix.variants` goes by lengths and heads as well, which a form leaves open.
+    """
     p = case.problem
     windowed = p.mask.window_left is not None or p.mask.window_right is not None
     present = {

@@ -14,10 +14,10 @@ from fa_verify.arithmetic import DEFAULT, Arithmetic
 from fa_verify.bounds import bound_backward, bound_forward
 from fa_verify.bounds.backward import backward_det
 from fa_verify.bounds.formats import FORMATS, TF32, Cast, floor_power_of_two, tf32_operands
-from fa_verify.bounds.forward import forward_tile
 from fa_verify.bounds.gradients import backward_tile
 from fa_verify.bounds.inputs import expm1_bound, inputs, spread
 from fa_verify.bounds.model import Model, U
+from fa_verify.bounds.outputs import forward_tile
 from fa_verify.bounds.probabilistic import blockings, lambda_factor, multiplicity
 from fa_verify.bounds.rows import Seen, row_statistics
 from fa_verify.masks import Mask

@@ -11,7 +11,6 @@ from fa_verify.bounds.bounded import Bounded, rounded
 from fa_verify.bounds.delta import of_products
 from fa_verify.bounds.formats import FLOAT32, FORMATS
 from fa_verify.bounds.forward import Forward, forward_det
-from fa_verify.bounds.forward import reach as forward_reach
 from fa_verify.bounds.further import sink_gradient
 from fa_verify.bounds.inputs import Inputs, few_enough, variants
 from fa_verify.bounds.looks import Source, refiner_of_gradient, refiner_of_o
@@ -22,6 +21,7 @@ from fa_verify.bounds.noise import Noise, Observed, noise_of
 from fa_verify.bounds.order import dq_spread
 from fa_verify.bounds.rounding import rounded_models
 from fa_verify.bounds.rows import Seen, row_statistics
+from fa_verify.bounds.softmax import reach as forward_reach
 from fa_verify.reference import by_kv_head
 from fa_verify.terms import NO_TERMS, Terms
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fa_verify import sight
-from fa_verify.bounds.forward import ForwardTile, forward_tile
 from fa_verify.bounds.gradients import BackwardTile, backward_tile
 from fa_verify.bounds.inputs import Block
 from fa_verify.bounds.model import SLACK
+from fa_verify.bounds.outputs import ForwardTile, forward_tile
 from fa_verify.bounds.probabilistic import Look, Refiner, blockings, names_of_blockings, shifts
 from fa_verify.terms import Place
 

@@ -56,7 +56,7 @@ def attention_fp8(
         v: (batch, heads_kv, seqlen_k, head_dim_v), likewise.
         q_descale: (batch, heads_q, blocks) float32, each axis in full or of size 1: of a tensor (1,
             1, 1), of each head (batch, heads_q, 1). A block is the least power of two of rows with
-            which that many blocks reach seqlen_q.
+            which that many blocks reach seqlen_q. No descale is below 0: NaN may come of it.
         k_descale: Likewise of k, by heads_kv and seqlen_k.
         v_descale: Likewise of v.
         softmax_scale: Factor of the logits; None means 1/sqrt(head_dim).

@@ -8,7 +8,9 @@ import functools
 
 import triton
 
-__all__ = ["DKDV", "DQ", "FORWARD", "HOPPER_FORWARD", "autotuned", "described"]
+__all__ = [
+    "DKDV", "DQ", "FORWARD", "HOPPER_FORWARD", "HOPPER_FORWARD_FP8", "autotuned", "described",
+]  # fmt: skip
 
 
 def _configs(*rows):  # noqa: ANN002
@@ -43,6 +45,19 @@ HOPPER_FORWARD = {
     ),
     128: ((64, 128, 4, 1, 168, False, 0), (64, 128, 4, 1, 168, True, 0)),
     256: ((64, 128, 4, 1, None, False, 0), (64, 128, 4, 1, None, True, 0)),
+}  # fmt: skip
+# The same with q and k in fp8.
+HOPPER_FORWARD_FP8 = {
+    64: (
+        (64, 128, 4, 2, None, False, 1), (64, 128, 4, 2, None, True, 1),
+        (64, 64, 4, 2, None, False, 2), (64, 64, 4, 2, None, True, 2),
+    ),
+    96: (
+        (64, 128, 4, 2, None, False, 3), (64, 64, 4, 2, None, False, 3),
+        (64, 64, 4, 2, None, True, 3),
+    ),
+    128: ((64, 128, 4, 1, 168, False, 0), (64, 128, 4, 2, None, False, 1)),
+    256: ((64, 128, 4, 1, None, False, 0), (64, 64, 4, 2, None, False, 1)),
 }  # fmt: skip
 DKDV = {
     (2, 128): _configs((64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2), (16, 16, 4, 1)),

@@ -1,5 +1,7 @@
 """The forward pass of q, k and v in fp8 (e4m3) with scales: o = softmax(s (q qs)(k ks)^T) (v vs).
 
+On Hopper most problems with a scale a head go to hopper_forward.py, v converted beforehand.
+
 q k^T is a product of fp8 operands. P times v's scales is rounded to bfloat16, to which v converts
 exactly: Hopper takes fp8 operands only with the summed axis contiguous, which v's is not, and P in
 fp8 would cost three quarters of the digits that v has.
@@ -11,14 +13,14 @@ import triton.language as tl
 
 from fa_verify import Outputs
 
-from . import configs
+from . import configs, hopper_forward
 from .arguments import arguments, split_columns
 from .scores import LOG2E, is_visible, key_range, tanh
 from .tiles import add_product, dot_rows, head_start, load_rows, store_rows, zero_rows
 
 __all__ = ["attention_forward_fp8"]
 
-_SMALLEST_FP8_DOT = 32
+_SMALLEST_FP8_DOT = 32  # columns: on Hopper a product of 8-bit operands sums over 32 at a time
 _POINTERS = ("q", "k", "v", "o", "lse", "q_scale", "k_scale", "v_scale")
 _RUNTIME = (
     "stride_qb", "stride_qh", "stride_qm", "stride_qd",
@@ -173,6 +175,15 @@ def attention_forward_fp8(problem, q, k, v, *, q_scale, k_scale, v_scale):
     lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
     if o.numel():
         known = arguments(problem, q, k, v)
+        scales = (q_scale, k_scale, v_scale)
+        if (
+            hopper_forward.fits(problem, known, q, k, v)
+            and problem.head_dim % _SMALLEST_FP8_DOT == 0
+            and all(scale.shape[2] == 1 for scale in scales)
+        ):
+            v = v.to(torch.bfloat16)
+            hopper_forward.forward(problem, known, q, k, v, o, lse, scales)
+            return Outputs(o, lse)
         taken = {name: known[name] for name in _TAKEN}
         block, tail, padded = split_columns(problem.head_dim, _SMALLEST_FP8_DOT)
         columns = {"BLOCK_D": block, "TAIL_D": tail, "PADDED_D": padded}

@@ -2,6 +2,7 @@
 
 Same function as forward.py, for what a model trains on most: fp16 or bf16, head dims of 64 to 256,
 no lower limit of the band, no softcap and no further terms. `fits` says whether a problem is such.
+q and k may be fp8 with a scale for each head; v is in 16 bits then too.
 
 What makes it fast: tensor descriptors (no addresses in registers, reads past the end are zeros, so
 no masked loads); P as exp2(s c - m c), one FMA and one exp2 an element; masks only in the blocks
@@ -17,7 +18,7 @@ import triton
 import triton.language as tl
 
 from . import configs
-from .descriptors import columns, describable, hopper
+from .descriptors import columns, describable, hopper, load_tile
 from .scores import LOG2E, key_range
 from .tuned import Tuned
 
@@ -28,25 +29,8 @@ _LARGEST_SCALE = 2.0**20  # scale * log2(e) * score is finite in float32 for any
 _L2_SHARE = 6 << 20  # bytes of keys and values of heads that run at a time (docs/speed_forward.md)
 _SHORTEST, _LONGEST = 512, 16384  # lengths that tables tell apart
 _WIDEST = 128  # keys of a block, of any configuration
+SMALLEST = tl.constexpr(2.0**-126)  # that is normal in float32
 _FEATURES = ("HAS_LO", "SOFTCAP", "VARLEN", "SPARSE", "BIAS", "ALIBI", "DROPOUT")
-
-
-@triton.jit
-def _load(tensor, batch, head, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A (ROWS, COLUMNS) tile of one head; what lies outside the tensor reads as 0."""
-    return tensor.load([batch, head, row, column]).reshape(ROWS, COLUMNS)
-
-
-@triton.jit
-def _keys(
-    k, k_rest, batch, head, first_key,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr,
-):  # fmt: skip
-    """A block of keys or values as (tile, tail)."""
-    tail = 0.0
-    if TAIL_D > 0:
-        tail = _load(k_rest, batch, head, first_key, BLOCK_D, BLOCK_N, TAIL_D)
-    return _load(k, batch, head, first_key, 0, BLOCK_N, BLOCK_D), tail
 
 
 @triton.jit
@@ -84,9 +68,11 @@ def _attend(
     """
     for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
         if ORDER < 2:
-            k_tile, k_tail = _keys(k, k_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D)
+            k_tile, k_tail = load_tile(
+                k, k_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D
+            )
             if ORDER == 1:
-                v_tile, v_tail = _keys(
+                v_tile, v_tail = load_tile(
                     v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D
                 )
             scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
@@ -102,16 +88,20 @@ def _attend(
         l = l * rescale + tl.sum(p, 1)  # noqa: E741
         # Triton waits for tiles where they are loaded, once for those loaded side by side.
         if ORDER >= 2:
-            k_tile, k_tail = _keys(
+            k_tile, k_tail = load_tile(
                 k, k_rest, batch, head_kv, first_key + BLOCK_N, BLOCK_N, BLOCK_D, TAIL_D
             )
-            v_tile, v_tail = _keys(v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D)
+            v_tile, v_tail = load_tile(
+                v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D
+            )
         if ORDER == 3:
             scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
         # After those scores: until they are there, the last step's P V may read its weights.
         weights = p.to(v.dtype)
         if ORDER == 0:
-            v_tile, v_tail = _keys(v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D)
+            v_tile, v_tail = load_tile(
+                v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D
+            )
         if TAIL_D > 0:
             acc_tail = tl.dot(weights, v_tail, acc_tail * rescale[:, None])
         acc = tl.dot(weights, v_tile, acc * rescale[:, None])
@@ -130,9 +120,16 @@ def _store(head, queries, seqlen_q, stride_om, column, head_dim, tile, COLUMNS: 
     tl.store(pointers, tile.to(head.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _head_scale(scale, batch, head, stride_batch, stride_head):
+    """The scale of one head."""
+    return tl.load(scale + batch * stride_batch + head * stride_head)
+
+
 # Compiling again for a length or a number of heads that is 1 or a multiple of 16 buys nothing.
 _RUNTIME = (
     "sequences", "heads_q", "group", "seqlen_q", "seqlen_k", "band_hi", "together", "seqlen_bucket",
+    "scale_qb", "scale_qh", "scale_kb", "scale_kh", "scale_vb", "scale_vh",
 )  # fmt: skip
 
 
@@ -141,7 +138,9 @@ def hopper_forward_kernel(
     q, k, v, q_rest, k_rest, v_rest, o, lse, stride_ob, stride_oh, stride_om,
     sequences, heads_q, group, seqlen_q, seqlen_k, head_dim, band_hi, together, softmax_scale,
     seqlen_bucket,  # noqa: ARG001 (the autotuner's)
+    q_scale, k_scale, v_scale, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
     BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr, WHOLE: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_LOOP: tl.constexpr, ORDER: tl.constexpr,
 ):  # fmt: skip
     """Write o and lse of BLOCK_M queries of one head.
@@ -155,6 +154,8 @@ def hopper_forward_kernel(
         band_hi: Query i sees key j when ``j - i <= band_hi``; read only under HAS_HI.
         together: Heads whose programs are interleaved, under HAS_HI.
         softmax_scale: Above 0.
+        q_scale, k_scale, v_scale: float32, under SCALED: a number a head, by strides of batch and
+            head. Where q's times k's is below 0, o and lse are NaN.
         WHOLE: No key is hidden and blocks divide seqlen_k: no block needs a mask.
         ONE_LOOP: One loop over all keys asks of each block whether it needs a mask; else those
             that do have a loop of their own, filled and drained once more.
@@ -182,10 +183,7 @@ def hopper_forward_kernel(
     head_q = sequence % heads_q
     head_kv = head_q // group
     queries = first_query + tl.arange(0, BLOCK_M)
-    q_tile = _load(q, batch, head_q, first_query, 0, BLOCK_M, BLOCK_D)
-    q_tail = q_tile
-    if TAIL_D > 0:
-        q_tail = _load(q_rest, batch, head_q, first_query, BLOCK_D, BLOCK_M, TAIL_D)
+    q_tile, q_tail = load_tile(q, q_rest, batch, head_q, first_query, BLOCK_M, BLOCK_D, TAIL_D)
     begin, interior_end, end = key_range(
         first_query, seqlen_q, seqlen_k, 0, band_hi, False, HAS_HI, BLOCK_M, BLOCK_N
     )
@@ -194,11 +192,17 @@ def hopper_forward_kernel(
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)  # noqa: E741
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     acc_tail = tl.zeros((BLOCK_M, TAIL_D if TAIL_D > 0 else 16), dtype=tl.float32)
-    scale_log2 = softmax_scale * LOG2E
+    scale = softmax_scale
+    if SCALED:
+        q_factor = _head_scale(q_scale, batch, head_q, scale_qb, scale_qh)
+        factor = q_factor * _head_scale(k_scale, batch, head_kv, scale_kb, scale_kh)
+        scale *= tl.where(factor < 0.0, float("nan"), factor)
+        scale = tl.where(scale == 0.0, SMALLEST, scale)  # -inf times it is -inf
+    scale_log2 = scale * LOG2E
     scores = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     if ORDER >= 2:  # noqa: SIM102 (known when compiled)
         if begin < end:  # in a block of its own, so that its tiles' memory is free in the loop
-            k_tile, k_tail = _keys(k, k_rest, batch, head_kv, begin, BLOCK_N, BLOCK_D, TAIL_D)
+            k_tile, k_tail = load_tile(k, k_rest, batch, head_kv, begin, BLOCK_N, BLOCK_D, TAIL_D)
             scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
     if not ONE_LOOP or WHOLE:
         scores, m, l, acc, acc_tail = _attend(  # noqa: E741
@@ -219,10 +223,12 @@ def hopper_forward_kernel(
     l = tl.where(empty, 1.0, l)  # noqa: E741
     o_head = o + batch.to(tl.int64) * stride_ob + head_q.to(tl.int64) * stride_oh
     share = (1.0 / l)[:, None]
+    if SCALED:
+        share *= _head_scale(v_scale, batch, head_kv, scale_vb, scale_vh)
     _store(o_head, queries, seqlen_q, stride_om, 0, head_dim, acc * share, BLOCK_D)
     if TAIL_D > 0:
         _store(o_head, queries, seqlen_q, stride_om, BLOCK_D, head_dim, acc_tail * share, TAIL_D)
-    row_lse = tl.where(empty, float("-inf"), m * softmax_scale + tl.log(l))
+    row_lse = tl.where(empty, float("-inf"), m * scale + tl.log(l))
     lse_head = lse + sequence.to(tl.int64) * seqlen_q
     tl.store(lse_head + queries, row_lse, mask=queries < seqlen_q)
 
@@ -242,7 +248,7 @@ def fits(problem, arguments, q, k, v):
     )
 
 
-def forward(problem, arguments, q, k, v, o, lse):
+def forward(problem, arguments, q, k, v, o, lse, scales=()):
     """Compute o and lse, which are given empty, of a problem that `fits`.
 
     Args:
@@ -250,22 +256,29 @@ def forward(problem, arguments, q, k, v, o, lse):
         arguments: Those of the general kernel.
         q: (batch, heads_q, seqlen_q, head_dim).
         k: (batch, heads_kv, seqlen_k, head_dim).
-        v: As k.
-        o: As q.
+        v: (batch, heads_kv, seqlen_k, head_dim), of 16 bits.
+        o: As q, of 16 bits.
         lse: (batch, heads_q, seqlen_q) float32, contiguous.
+        scales: Of q, k and v, float32 (batch or 1, heads or 1, 1); none: q and k are of 16 bits.
     """
     block_d, tail_d = _HEAD_DIMS[problem.head_dim]
     sequences = problem.batch * problem.heads_q
     keys = 2 * problem.seqlen_k * problem.head_dim * k.element_size()  # bytes, and values
     tiles, tails = zip(*(columns(x, 1, block_d, tail_d) for x in (q, k, v)), strict=True)
-    kernel = _tuned(problem.head_dim)
+    strides = (
+        0 if n == 1 else step
+        for scale in scales
+        for n, step in zip(scale.shape[:2], scale.stride()[:2], strict=True)
+    )
+    kernel = _tuned(problem.head_dim, bool(scales))
     kernel[lambda meta: (triton.cdiv(problem.seqlen_q, meta["BLOCK_M"]) * sequences,)](
         *tiles, *tails, o, lse, *o.stride()[:3],
         sequences, problem.heads_q, problem.group, problem.seqlen_q, problem.seqlen_k,
         problem.head_dim, arguments["band_hi"],
         min(max(_L2_SHARE // keys, 1) * problem.group, sequences),
         problem.scale, min(max(arguments["seqlen_bucket"], _SHORTEST), _LONGEST),
-        BLOCK_D=block_d, TAIL_D=tail_d, HAS_HI=arguments["HAS_HI"],
+        *((*scales, *strides) or (None,) * 9),
+        BLOCK_D=block_d, TAIL_D=tail_d, HAS_HI=arguments["HAS_HI"], SCALED=bool(scales),
         WHOLE=not arguments["HAS_HI"] and problem.seqlen_k % _WIDEST == 0,
     )  # fmt: skip
 
@@ -279,7 +292,9 @@ def _set_rows(arguments):
 
 
 @functools.cache
-def _tuned(head_dim):
+def _tuned(head_dim, scaled):
     """The kernel, autotuned over the configurations of a head_dim."""
-    found = configs.described(configs.HOPPER_FORWARD, head_dim, _set_rows)
-    return Tuned(hopper_forward_kernel, found, ["head_dim", "HAS_HI", "seqlen_bucket"])
+    table = configs.HOPPER_FORWARD_FP8 if scaled else configs.HOPPER_FORWARD
+    key = ["head_dim", "HAS_HI", "seqlen_bucket"] + ["SCALED"] * scaled
+    found = configs.described(table, head_dim, _set_rows)
+    return Tuned(hopper_forward_kernel, found, key)

@@ -257,7 +257,8 @@ def test_instructions_are_counted_by_kind():
     ttir = (
         "%1 = tt.dot %a, %b, %c, inputPrecision = tf32 : tensor<16x16xf32> * tensor<16x16xf32>\n"
         "%2 = tt.dot %a, %b, %c : tensor<16x16xf32, #e> * tensor<16x16xf32, #e>\n"
-        "%3 = tt.dot %a, %b, %c {x = 1} : tensor<16x16xf8E5M2> * tensor<16x16xf8E5M2>\n"
+        "%3 = tt.dot %a, %b, %c {maxNumImpreciseAcc = 9 : i32} : "
+        "tensor<16x16xf8E5M2> * tensor<16x16xf8E5M2>\n"
     )
     usage = compiled.usage_of(
         {"ptx": ptx, "ttir": ttir, "ttgir": "", "cubin": b""},

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compiled", "key", "usage_of", "words"]
 
-_VERSION = "4"  # of Usage, part of every key
+_VERSION = "5"  # of Usage, part of every key
 _DOES_NOT_FIT: Final = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
 _WORDS = 600  # of a compiler's message
 
@@ -46,7 +46,7 @@ _MATRIX: Final = {
 }
 _TF32: Final = re.compile(r"\.tf32|kind::tf32|_xf32")
 _DOT: Final = re.compile(
-    r"tt\.dot (?P<operands>[^:\n]*?): tensor<(?:\d+x)*(?P<type>\w+)[^>]*> \* tensor"
+    r"tt\.dot (?P<operands>(?:[^:{\n]|\{[^}\n]*\})*): tensor<(?:\d+x)*(?P<type>\w+)[^>]*> \* tensor"
 )
 _AT: Final = re.compile(r"at (\d+):\d+:")
 _ASKED: Final = re.compile(r"inputPrecision = (\w+)")

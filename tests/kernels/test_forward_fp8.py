@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 
-from fa_verify import Mask, Problem, ttir
+from fa_verify import Mask, Problem, loader, ttir
+from fa_verify.backends.base import Setup
+from fa_verify.backends.cpu import CpuBackend
+from fa_verify.case import Case
+from fa_verify.verify import verify
 
 # Hopper's sums of fp8 products keep 13 bits: of a sum of up to 96 of one sign, 2^-13 a product in
 # the worst case, and a quarter of its 3 steps of 32 in the mean.
@@ -81,3 +85,71 @@ def test_empty_sequences_have_no_blocks_of_scales(kernels):
     assert run.incidents == []
     assert (got.o == 0).all()
     assert got.lse.isneginf().all()
+
+
+FAST, GENERAL = "hopper_forward_kernel", "forward_fp8_kernel"
+
+
+def launches(kernels, p, blocks=(1, 1, 1), factor=1.0):
+    """o, lse and the kernel's name, for random inputs with scales of these shapes."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"q": p.shape_q, "k": p.shape_k, "v": p.shape_v}
+    inputs = {n: torch.randn(s, generator=generator) for n, s in shapes.items()}
+    inputs = {name: x.to(torch.float8_e4m3fn) for name, x in inputs.items()}
+    scales = {f"{name}_scale": torch.rand(blocks, generator=generator) for name in shapes}
+    scales["q_scale"] *= factor
+    with ttir.execute() as run:
+        got = kernels("forward_fp8").attention_forward_fp8(p, **inputs, **scales)
+    assert run.incidents == []
+    (launch,) = run.launches
+    return got, launch.kernel
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "b=2 h=4/2 s=100x230 fp8=head mask=causal",
+        "h=2 s=192x70 fp8=tensor mask=causal",  # rows that see nothing
+        "b=2 h=2 s=70x256 fp8=head",
+    ],
+)
+def test_each_configuration_for_hopper_passes_every_check(kernels, head_dim, case):
+    (flash,) = loader.load("kernels/attention_fp8.py:flash_fp8")
+    of = Case.parse(f"pass=fwd {case} d={head_dim} dtype=bfloat16 seed=1")
+    for config in range(len(kernels("configs").HOPPER_FORWARD_FP8[head_dim])):
+        record = verify(of, flash, Setup(config=config), CpuBackend())
+        assert record.verdict == "pass", record.failures
+        assert record.configs == len(kernels("configs").HOPPER_FORWARD_FP8[head_dim])
+
+
+@pytest.mark.parametrize(
+    ("fields", "blocks", "kernel"),
+    [
+        ({}, (1, 1, 1), FAST),
+        ({"mask": Mask(causal=True)}, (2, 2, 1), FAST),
+        ({}, (2, 2, 3), GENERAL),
+        ({"head_dim": 80, "head_dim_v": 80}, (1, 1, 1), GENERAL),
+        ({"head_dim_v": 96}, (1, 1, 1), GENERAL),
+        ({"softcap": 3.0}, (1, 1, 1), GENERAL),
+        ({"mask": Mask(window_left=3)}, (1, 1, 1), GENERAL),
+    ],
+)
+def test_hopper_takes_what_it_has_a_path_for(kernels, fields, blocks, kernel):
+    p = Problem(**{"batch": 2, "heads_q": 2, "heads_kv": 2, "seqlen_q": 70, "seqlen_k": 90,
+                   "head_dim": 64, "head_dim_v": 64, "dtype": "float16", **fields})  # fmt: skip
+    assert launches(kernels, p, blocks)[1] == kernel
+
+
+def test_a_scale_of_zero_makes_all_keys_alike_and_one_below_zero_is_no_number(kernels, monkeypatch):
+    p = Problem(batch=2, heads_q=2, heads_kv=2, seqlen_q=70, seqlen_k=90, head_dim=64,
+                head_dim_v=64, dtype="float16", mask=Mask(causal=True))  # fmt: skip
+    zero, kernel = launches(kernels, p, factor=0.0)
+    assert kernel == FAST
+    assert launches(kernels, p, factor=-1.0)[0].lse.isnan().all()
+    monkeypatch.setattr(kernels("hopper_forward"), "fits", lambda *_: False)
+    want, kernel = launches(kernels, p, factor=0.0)
+    assert kernel == GENERAL
+    assert torch.equal(zero.lse == -torch.inf, want.lse == -torch.inf)
+    assert (zero.lse - want.lse).nan_to_num(0.0).abs().max() < 1e-6
+    assert (zero.o - want.o).abs().max() < 1e-3

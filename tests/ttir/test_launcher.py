@@ -10,6 +10,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import _allocation
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fa_verify import ttir
 
@@ -311,15 +313,64 @@ def with_descriptors(x_ptr, y_ptr, BLOCK: tl.constexpr):
     y.store([0, 0], x.load([0, 0]) * 2)
 
 
-def test_descriptors_made_in_a_kernel_need_no_scratch_memory():
-    def refuse(*_):
-        raise AssertionError
+@triton.jit
+def with_descriptors_of_others(x, y):
+    y.store([0, 0], x.load([0, 0]) * 2)
 
+
+def doubled(programs=1, **options):
     y = torch.empty(16, 16)
-    with ttir.execute():
-        triton.set_allocator(refuse)
-        with_descriptors[(1,)](torch.ones(16, 16), y, 16)
+    with_descriptors[(programs,)](torch.ones(16, 16), y, 16, **options)
+    return (y == 2).all()
+
+
+def test_descriptors_made_in_a_kernel_need_an_allocator_as_on_a_gpu():
+    unset = _allocation.NullAllocator()
+    with ttir.execute(), pytest.raises(RuntimeError, match="no allocator was set"):
+        triton.set_allocator(unset)
+        doubled()
+    with ttir.execute() as run:
+        triton.set_allocator(unset)
+        x, y = torch.ones(16, 16), torch.empty(16, 16)
+        described = [TensorDescriptor.from_tensor(t, [16, 16]) for t in (x, y)]
+        with_descriptors_of_others[(1,)](*described)
     assert (y == 2).all()
+    assert not run.incidents
+
+
+@pytest.mark.parametrize("options", [{}, {"num_ctas": 2}])
+def test_the_allocator_is_asked_before_each_launch(options):
+    asked = []
+
+    def allocate(size, alignment, stream):
+        asked.append((size, alignment, stream))
+        return torch.empty(size, dtype=torch.int8)
+
+    with ttir.execute() as run:
+        triton.set_allocator(allocate)
+        assert doubled(3, **options)
+        assert doubled(**options)
+    ctas = options.get("num_ctas", 1)
+    assert asked == [(3 * ctas * 256, 128, 0), (ctas * 256, 128, 0)]
+    assert not run.incidents
+
+
+def test_a_buffer_that_is_too_small_is_reported():
+    with ttir.execute() as run:
+        triton.set_allocator(lambda size, *_: torch.empty(size - 1, dtype=torch.int8))
+        assert doubled()
+    (incident,) = run.incidents
+    assert (incident.kind, incident.argument) == ("out-of-bounds-write", "scratch memory")
+    assert "asked for 256 bytes and gave 255" in incident.detail
+    with ttir.execute(ttir.Options(sanitize=False)) as run:
+        assert doubled()
+    assert not run.incidents
+
+
+def test_a_buffer_without_an_address_is_refused():
+    with ttir.execute(), pytest.raises(TypeError, match="data_ptr"):
+        triton.set_allocator(lambda *_: "memory")
+        doubled()
 
 
 @triton.jit

@@ -11,9 +11,10 @@ from triton.backends.driver import DriverBase
 from triton.compiler.compiler import CompiledKernel
 
 from fa_verify.ttir.engine.program import TensorDescriptorArgument, edited, program_for
-from fa_verify.ttir.launch import hopper, session
+from fa_verify.ttir.launch import hopper, scratch, session
 from fa_verify.ttir.launch.hopper import PROPERTIES
 from fa_verify.ttir.sanitizer import births, wraps
+from fa_verify.ttir.sanitizer.findings import Site
 from fa_verify.ttir.sanitizer.orders import Orders
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
 
     from fa_verify.ttir.engine.program import Program
+    from fa_verify.ttir.launch.session import Run
     from fa_verify.ttir.options import Options
     from fa_verify.ttir.sanitizer.findings import Findings
 
@@ -82,7 +84,9 @@ class Launcher:
         fn = getattr(src, "fn", None)
         self.file = fn.fn.__code__.co_filename if fn is not None else ""
         self.signature = list(src.signature.items())
+        self.line = fn.fn.__code__.co_firstlineno if fn is not None else 0
         self._text: tuple[bytes, str] = (b"", "")  # decoded, and so hashed, once
+        self._scratch = 0
         arg_names = getattr(fn, "arg_names", [])
         constants = getattr(src, "constants", {})
         self.constants = {
@@ -100,6 +104,7 @@ class Launcher:
         run = session.current()
         if self._text[0] is not function:
             self._text = (function, function.decode())
+            self._scratch = scratch.descriptor_bytes(self._text[1])
         text = self._text[1]
         if grid_x > _MOST_PROGRAMS[0] or max(grid_y, grid_z) > _MOST_PROGRAMS[1]:
             # What a GPU's driver answers; CUDA C++ Programming Guide, "Technical Specifications".
@@ -108,9 +113,12 @@ class Launcher:
                 f"axis 0 ends at {_MOST_PROGRAMS[0]} programs, axes 1 and 2 at {_MOST_PROGRAMS[1]}"
             )
             raise RuntimeError(msg)
+        grid = grid_x, grid_y, grid_z
+        ctas, short = getattr(self.metadata, "num_ctas", 1), partial(self._report_scratch, run)
+        scratch.allocate(self._scratch, grid, ctas, short)
         if enter is not None:
             enter(launch_metadata)
-        began, grid = time.perf_counter(), (grid_x, grid_y, grid_z)
+        began = time.perf_counter()
         names: list[str] = []
         values: list[Any] = []
         for (name, type_), value in zip(self._given(len(args)), args, strict=True):
@@ -172,6 +180,11 @@ class Launcher:
             )
             raise TypeError(msg)
         return given
+
+    def _report_scratch(self, run: Run, detail: str) -> None:
+        if run.options.sanitize:
+            site = Site(self.metadata.name, self.file, self.line, masked=False)
+            run.findings.add("out-of-bounds-write", site, "scratch memory", (0, 0, 0), 0, 1, detail)
 
     def _check_constants(self, program: Program, args: Any, findings: Findings) -> None:
         pairs = zip(self.signature, args, strict=False)

@@ -173,7 +173,13 @@ def _sizes(problem):
     return sizes, flags
 
 
+def _allocate_on(device):
+    """Memory for the descriptors that a kernel makes; Triton asks for it at each launch."""
+    triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device=device))
+
+
 def forward(problem, q, k, v):
+    _allocate_on(q.device)
     o = torch.empty(problem.shape_o, dtype=q.dtype, device=q.device)
     lse = torch.empty(problem.shape_lse, dtype=torch.float32, device=q.device)
     sizes, flags = _sizes(problem)
@@ -186,6 +192,7 @@ def forward(problem, q, k, v):
 
 
 def backward(problem, q, k, v, outputs, do):
+    _allocate_on(q.device)
     o, lse = outputs.o, outputs.lse
     dq = torch.zeros(problem.shape_q, dtype=torch.float32, device=q.device)
     dk = torch.empty(problem.shape_k, dtype=q.dtype, device=q.device)

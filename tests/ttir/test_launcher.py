@@ -325,12 +325,10 @@ def doubled(programs=1, **options):
 
 
 def test_descriptors_made_in_a_kernel_need_an_allocator_as_on_a_gpu():
-    unset = _allocation.NullAllocator()
+    triton.set_allocator(_allocation.NullAllocator())
     with ttir.execute(), pytest.raises(RuntimeError, match="no allocator was set"):
-        triton.set_allocator(unset)
         doubled()
     with ttir.execute() as run:
-        triton.set_allocator(unset)
         x, y = torch.ones(16, 16), torch.empty(16, 16)
         described = [TensorDescriptor.from_tensor(t, [16, 16]) for t in (x, y)]
         with_descriptors_of_others[(1,)](*described)
@@ -368,8 +366,8 @@ def test_a_buffer_that_is_too_small_is_reported():
 
 
 def test_a_buffer_without_an_address_is_refused():
+    triton.set_allocator(lambda *_: "memory")
     with ttir.execute(), pytest.raises(TypeError, match="data_ptr"):
-        triton.set_allocator(lambda *_: "memory")
         doubled()
 
 

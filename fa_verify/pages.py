@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from fa_verify import ttir
-from fa_verify.errors import InvalidInputError
+from fa_verify.errors import InvalidInputError, UnsupportedProblemError
+from fa_verify.inputs import reserved
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,7 +59,7 @@ def paged(
     page_size: int,
     seed: int = 0,
     evict: bool = False,
-    far: bool = False,
+    far: bool | None = None,
 ) -> Pages:
     """Lay k and v out in shuffled pages.
 
@@ -75,10 +76,12 @@ def paged(
         evict: Pages that no query sees a key of are gone, as engines free what a window has left
             behind: their entries lead to one page of NaN, which may be read and must not matter.
         far: Pages in use lie past 2^31 elements of the larger pool, as they do in pools of some
-            gigabytes. On the CPU the rest of it takes address space alone.
+            gigabytes; None: where k or v itself has elements as far from its first one. On the CPU
+            the rest of it takes address space alone.
 
     Raises:
         InvalidInputError: page_size is less than 1.
+        UnsupportedProblemError: A card, where all of a pool takes memory, has no room for it.
     """
     if page_size < 1:
         msg = f"page_size={page_size}: must be at least 1"
@@ -96,6 +99,7 @@ def paged(
         kept[pages[np.tile(_seen(problem), problem.batch)]] = True
     # Pages are numbered from `first` on: none in a pool of usual size.
     order = np.random.default_rng(seed).permutation(int(kept.sum()) + _UNUSED)
+    far = _lies_far(problem) if far is None else far
     first, k_pages, v_pages = _pools(problem, k, v, len(order), page_size, far=far)
     numbers = np.full(len(kept), order[-1])
     numbers[kept] = order[: kept.sum()]
@@ -133,19 +137,45 @@ def _seen(problem: Problem) -> npt.NDArray[np.bool_]:
     return ends.cumsum()[:-1] > 0
 
 
+def _lies_far(problem: Problem) -> bool:
+    """Whether k or v has elements past 2^31 of its first one."""
+    spans = (problem.layout_k.span(problem.shape_k), problem.layout_v.span(problem.shape_v))
+    return max(spans) > _FAR
+
+
 def _pools(
     problem: Problem, k: Tensor, v: Tensor, count: int, page_size: int, *, far: bool
 ) -> tuple[int, Tensor, Tensor]:
     """The number of the first page in use, and two pools, NaN from there on."""
     shapes = [(page_size, problem.heads_kv, x.shape[3]) for x in (k, v)]
     first = -(-_FAR // max(map(math.prod, shapes))) if far else 0
-    # What lies before takes address space, and no memory as long as nobody looks.
+    new = _reserved if far else torch.Tensor.new_empty
     k_pages, v_pages = (
-        x.new_empty((first + count, *shape)) for x, shape in zip((k, v), shapes, strict=True)
+        new(x, (first + count, *shape)) for x, shape in zip((k, v), shapes, strict=True)
     )
     for pool in (k_pages, v_pages):
         pool[first:].fill_(torch.nan)
     return first, k_pages, v_pages
+
+
+def _reserved(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`like.new_empty(shape)` for a large pool of which few pages will be looked at."""
+    run = ttir.running()
+    if run is None and like.device.type != "cpu":
+        try:
+            return like.new_empty(shape)
+        except torch.OutOfMemoryError as error:
+            msg = (
+                f"pages past 2^31 elements: a pool of shape {shape} takes memory on a card, which "
+                f"has no room for it; the CPU executor reserves it without"
+            )
+            raise UnsupportedProblemError(msg) from error
+    whole = reserved(math.prod(shape), like.dtype).view(shape)
+    # A tensor in place of `like`'s, for who follows on which device what is derived from it lies.
+    pool = like.new_empty(0).set_(whole.untyped_storage(), 0, whole.shape, whole.stride())
+    if run is not None:
+        run.declare(pool, "a pool of pages", written=False)
+    return pool
 
 
 def _tell(

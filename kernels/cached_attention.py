@@ -263,7 +263,7 @@ def contiguous_kernel(name, *, num_splits=None, split_keys=None):
     )
 
 
-def paged_kernel(name, page_size, *, prefill=False, far=False, num_splits=None, split_keys=None):
+def paged_kernel(name, page_size, *, prefill=False, far=None, num_splits=None, split_keys=None):
     """Decoding, or with `prefill` any number of queries, with a paged cache; see `paged`."""
 
     def forward(problem, q, k, v, sinks=None):

@@ -1,12 +1,16 @@
 """`paged`: k and v in pages, poison everywhere else."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from fa_verify import Mask, Problem, paged, ttir
+from fa_verify import Mask, Problem, UnsupportedProblemError, paged, pages, ttir
 from fa_verify.errors import InvalidInputError
+from fa_verify.layouts import Layout
 from fa_verify.pages import NOWHERE
 
 
@@ -152,3 +156,62 @@ def test_pages_may_lie_far(wide, kinds):
         copy_page[(1,)](pages.k_pages, pages.block_table, o, pages.k_pages.stride(0), WIDE=wide)
     assert kinds <= {incident.kind for incident in run.incidents}
     assert torch.equal(o, k[0, 0, ::128, 0]) is wide
+
+
+@pytest.mark.parametrize(
+    ("layouts", "far", "lie_far"),
+    [
+        ({}, None, False),
+        ({"layout_q": Layout(pad=(1 << 31, 0, 0, 0))}, None, False),
+        ({"layout_k": Layout(pad=(1 << 31, 0, 0, 0))}, None, True),
+        ({"layout_v": Layout(pad=(1 << 31, 0, 0, 0))}, None, True),
+        ({"layout_v": Layout(pad=(1 << 31, 0, 0, 0))}, False, False),
+        ({}, True, True),
+    ],
+)
+def test_pages_lie_as_far_as_keys_and_values_do(layouts, far, lie_far):
+    p = problem(**layouts)
+    found = paged(p, *tensors(p), page_size=16, far=far)
+    first = int(found.block_table.min())
+    assert (first * found.k_pages.stride(0) >= 1 << 31) is lie_far
+
+
+# What a worker of a campaign does, in a process whose data is limited to less than a pool.
+_LIMITED = """
+import resource
+import torch
+from fa_verify import paged, ttir
+from fa_verify.problem import Problem
+
+resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+p = Problem(batch=3, seqlen_q=1, seqlen_k=100, head_dim=64, head_dim_v=64, dtype="float16")
+k = torch.ones(p.shape_k, dtype=torch.float16)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with ttir.redirected() as gpu, ttir.execute() as run:
+    gpu.put(k)
+    found = paged(p, k, k.clone(), page_size=16, far=True)
+    assert found.k_pages.numel() > 1 << 31
+    assert found.k_pages.is_cuda
+    assert found.block_table.is_cuda
+    assert run.unwritten(found.k_pages[0]).all()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_far_pool_takes_addresses_and_no_memory():
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 64 << 10, "KiB"
+
+
+def test_a_card_without_room_for_a_pool_is_no_failure_of_the_kernel(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", full)
+    p = problem()
+    k, v = (torch.empty(shape, device="meta") for shape in (p.shape_k, p.shape_v))
+    with pytest.raises(UnsupportedProblemError, match="takes memory on a card"):
+        pages._pools(p, k, v, 9, 16, far=True)

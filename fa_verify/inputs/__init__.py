@@ -1,6 +1,6 @@
 """A case as tensors that a kernel is handed, poison around them, and changed copies of these."""
 
-from fa_verify.inputs.buffers import SLACK, SPARSE
+from fa_verify.inputs.buffers import SLACK, SPARSE, reserved
 from fa_verify.inputs.copies import (
     among_others,
     permute_batch_heads,
@@ -34,6 +34,7 @@ __all__ = [
     "permute_batch_heads",
     "permute_keys",
     "perturb_hidden",
+    "reserved",
     "select_sequence",
     "with_slack",
 ]

@@ -12,7 +12,20 @@ if TYPE_CHECKING:
 
     from fa_verify.layouts import Layout
 
-__all__ = ["SLACK", "SPARSE", "clone", "is_sparse", "lay_out", "overwrite", "refilled", "storage"]
+__all__ = [
+    "SLACK",
+    "SPARSE",
+    "clone",
+    "is_sparse",
+    "lay_out",
+    "overwrite",
+    "refilled",
+    "reserved",
+    "storage",
+]
+
+# Linux sets no memory aside for what is mapped so (mmap(2)).
+_SHARED = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 SLACK = 64
 """Poisoned elements after the last one of each tensor."""
@@ -54,7 +67,16 @@ def _written(tensor: Tensor) -> tuple[slice, ...]:
 def _buffer(size: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     if size < SPARSE or torch.device(device).type != "cpu":
         return torch.full((size,), torch.nan, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize), dtype=dtype)
+    return reserved(size, dtype)
+
+
+def reserved(size: int, dtype: torch.dtype) -> Tensor:
+    """So many zeros on the CPU that take up no memory until somebody looks.
+
+    Their pages are shared with nobody, but are mapped as if: a limit on a process's data
+    (RLIMIT_DATA, setrlimit(2)) counts private ones though they be never touched.
+    """
+    return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize, flags=_SHARED), dtype=dtype)
 
 
 def is_sparse(tensor: Tensor) -> bool:

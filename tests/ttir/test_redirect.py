@@ -229,11 +229,6 @@ def test_layer_norm_in_half_precision_is_summed_in_float32():
     assert torch.equal(bias.grad, grad.double().sum(0).half())
 
 
-def test_graphs_are_unsupported():
-    with pytest.raises(ttir.Unsupported, match="CUDAGraph"):
-        torch.cuda.CUDAGraph()
-
-
 def test_everything_is_put_back():
     with torch._C.DisableTorchFunction():
         before = torch.Generator, torch.autocast.__init__, torch.library.Library.impl

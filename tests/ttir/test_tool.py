@@ -13,6 +13,7 @@ from fa_verify.ttir.scripts.wording import REMEDIES, incidents_text
 
 KERNEL = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 import pytest, torch, triton, triton.language as tl
 
 @triton.jit
@@ -28,12 +29,14 @@ def add_one(x_ptr, y_ptr, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
 def strange(x_ptr):
     tl.inline_asm_elementwise("strange $0;", "=r,r", [tl.load(x_ptr)], tl.int32, False, 1)
 
-def run(masked):
+def run(masked, check=True):
     x = torch.randn(100, device="cuda")
     assert x.is_cuda
     y = torch.empty_like(x)
     add_one[(2,)](x, y, 100, 64, masked)
-    torch.testing.assert_close(y, x + 1)
+    if check:
+        torch.testing.assert_close(y, x + 1)
+    return y, x + 1
 """
 SCRIPT = (
     KERNEL
@@ -44,6 +47,20 @@ if word == "strange":
         strange[(1,)](torch.ones(1, device="cuda", dtype=torch.int32))
     except Exception:
         print("fallback")
+elif word == "dumps":
+    try:
+        torch.cuda.CUDAGraph().debug_dump("graph.dot")
+    except Exception:
+        print("fallback")
+elif word == "threads":
+    with ThreadPoolExecutor(1) as pool:
+        print(pool.submit(torch.zeros, 3, device="cuda").exception())
+elif word == "graph":
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run_in_graph = run(True, check=False)
+    graph.replay()
+    torch.testing.assert_close(*run_in_graph)
 else:
     run(word != "bad")
 print("arguments:", *sys.argv[1:])
@@ -109,6 +126,9 @@ def test_a_clean_script_ends_well(folder):
             1,
             "unsupported: cannot run the PTX instruction strange (tt.elementwise_inline_asm)",
         ),
+        ("dumps", 1, "unsupported: cannot run CUDAGraph.debug_dump"),
+        ("threads", 1, "unsupported: cannot run cuda in a thread"),
+        ("graph", 0, "1 launch of 1 kernel, no incident"),
     ],
 )
 def test_the_exit_code_is_the_scripts_own(folder, capsys, monkeypatch, word, code, said):

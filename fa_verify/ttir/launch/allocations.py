@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fa_verify.ttir.memory.known import Memory
 
-_EMPTY = frozenset({
+EMPTY = frozenset({
     "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
     "aten::new_empty_strided", "aten::empty_permuted",
 })  # fmt: skip
@@ -67,7 +67,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = self._kinds[func]
         if written is None:
             if isinstance(result, torch.Tensor) and _has_memory(result):
-                self._poison(result)
+                self.poison(result)
         else:
             for position, name in written:
                 value = args[position] if position < len(args) else kwargs.get(name)
@@ -96,10 +96,11 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             step = tensor.element_size()
             with torch._C.DisableTorchFunction():  # noqa: SLF001 - devices must not be redirected
                 added_part = tensor.as_strided((added // step,), (1,), size // step)
-            self._poison(added_part)
+            self.poison(added_part)
         return result
 
-    def _poison(self, tensor: torch.Tensor) -> None:
+    def poison(self, tensor: torch.Tensor) -> None:
+        """Let `tensor` hold what nobody wrote."""
         # Neither are devices redirected nor operators called that the script replaced by its own.
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
             self._fill(tensor)
@@ -124,7 +125,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...] | None:
     """(position, name) of arguments that are written; None for an uninitialised allocation."""
     schema = func._schema  # noqa: SLF001 - torch offers no other way
-    if schema.name in _EMPTY:
+    if schema.name in EMPTY:
         return None
     return tuple(
         (i, arg.name)

@@ -118,6 +118,17 @@ class Launcher:
         scratch.allocate(self._scratch, grid, ctas, short)
         if enter is not None:
             enter(launch_metadata)
+        step = partial(self._run, text, grid, args)
+        if run.recorder is None:
+            step()
+        else:
+            run.recorder.launch(step)
+        if leave is not None:
+            leave(launch_metadata)
+
+    def _run(self, text: str, grid: tuple[int, int, int], args: tuple[Any, ...]) -> None:
+        """Execute now."""
+        run = session.current()
         began = time.perf_counter()
         names: list[str] = []
         values: list[Any] = []
@@ -155,8 +166,6 @@ class Launcher:
             source_hash=getattr(self.metadata, "ttir_hash", ""),
             seconds_compile=compiled - began, seconds_run=time.perf_counter() - compiled,
         )  # fmt: skip
-        if leave is not None:
-            leave(launch_metadata)
 
     def _program(self, text: str, options: Options) -> Program:
         edit = options.alteration.edit(self.metadata.name) if options.alteration else None

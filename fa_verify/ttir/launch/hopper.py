@@ -161,6 +161,7 @@ _CORE = {
     "_cuda_exchangeDevice": _always(0),
     "_cuda_maybeExchangeDevice": _always(0),
     "_cuda_synchronize": _always(None),
+    "_host_emptyCache": _always(None),
 }
 _ABSENT = object()
 

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 import triton
 import triton.backends
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import cache
 from triton.runtime.driver import driver as active_driver
 
@@ -35,8 +36,17 @@ if TYPE_CHECKING:
     from fa_verify.ttir.sanitizer.regions import Footprint
 
 OLDEST, NEWEST = (3, 6), (3, 9)
+_REFUSED = "CUDA error: operation not permitted when stream is capturing"  # cudaGetErrorString(900)
 _running: list[Run] = []
 _DEFAULT = Options()
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes operations, and launches, for later."""
+
+    def launch(self, step: Callable[[], object]) -> None:
+        """Note a launch (called by the driver)."""
+        raise NotImplementedError
 
 
 class Run:
@@ -46,7 +56,8 @@ class Run:
         options: As given to `execute`.
         launches: Kernels launched, in order.
         configs: Kernel name to the number of autotune configurations it offers, as far as seen.
-        unsupported: What launches could not run, also where their caller caught the exception.
+        unsupported: What could not be run, also where somebody caught the exception.
+        recorder: Notes launches for later instead of having them run, if there is one.
     """
 
     def __init__(self, options: Options, tell: Callable[[Incident], None] | None = None) -> None:
@@ -55,6 +66,7 @@ class Run:
         self.launches: list[Launch] = []
         self.configs: dict[str, int] = {}
         self.unsupported: list[Unsupported] = []
+        self.recorder: Recorder | None = None
         self._covered: dict[tuple[Coverage, bytes], None] = {}
         self.memory = Memory()
         self.findings = Findings(options.max_incidents, tell)
@@ -122,7 +134,7 @@ class Run:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Remember what cannot be run (called by the driver)."""
+        """Remember what cannot be run."""
         try:
             yield
         except Unsupported as error:
@@ -147,9 +159,25 @@ def running() -> Run | None:
     return _running[-1] if _running else None
 
 
-def watching() -> tuple[Allocations, ...]:
-    """The torch dispatch modes of the execution under way: one, or none."""
-    return tuple(run.allocations for run in _running)
+def capturing() -> bool:
+    """Whether launches are noted for later."""
+    return bool(_running) and _running[-1].recorder is not None
+
+
+def refuse_while_capturing() -> None:
+    """Stand for what waits for the GPU.
+
+    Raises:
+        RuntimeError: Launches are noted for later.
+    """
+    if capturing():
+        raise RuntimeError(_REFUSED)
+
+
+def watching() -> tuple[TorchDispatchMode, ...]:
+    """The torch dispatch modes of the execution under way, the last to come first."""
+    modes = ((run.allocations, run.recorder) for run in _running)
+    return tuple(mode for pair in modes for mode in pair if mode is not None)
 
 
 def version() -> tuple[int, int]:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fa_verify.ttir.launch import session
 from fa_verify.ttir.scripts.opmath import as_on_cuda
 
 if TYPE_CHECKING:
@@ -27,10 +28,15 @@ _FEWEST = 256  # storages before the first look for dead ones; the limit then fo
 
 
 class Devices:
-    """The storages believed to be on the GPU."""
+    """The storages believed to be on the GPU.
+
+    Attributes:
+        asked: Whether what a function of torch makes now was asked for there; None outside of them.
+    """
 
     def __init__(self) -> None:
         """Believe nothing yet."""
+        self.asked: bool | None = None
         # A weak reference keeps the key from being used again for another storage.
         self._there: dict[int, StorageWeakRef] = {}
         self._limit = _FEWEST
@@ -169,7 +175,11 @@ class Redirection(TorchFunctionMode):
             ):
                 device = default_device.CURRENT_DEVICE
                 kwargs = {**kwargs, "device": real(device)}
-        result = func(*args, **kwargs)
+        outside, self.devices.asked = self.devices.asked, device is not None and _there(device)
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.devices.asked = outside
         if device is None:
             return result
         wanted = _device(device)
@@ -181,6 +191,10 @@ class Redirection(TorchFunctionMode):
 def real(device: Any) -> Any:
     """The device that stands for `device`: the CPU for any cuda device."""
     return _CPU if _device(device).type == "cuda" else device
+
+
+def _there(device: Any) -> bool:
+    return _device(device).type == "cuda"
 
 
 def _device(device: Any) -> torch.device:
@@ -213,6 +227,8 @@ def _to(devices: Devices, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> An
             args = (real(first), *args[1:])
         else:
             kwargs = {**kwargs, "device": real(first)}
+    if there is not None and there != devices.holds(tensor) and not kwargs.get("non_blocking"):
+        session.refuse_while_capturing()
     result = tensor.to(*args, **kwargs)
     return result if there is None else devices.place(result, (tensor,), there=there)
 
@@ -224,11 +240,15 @@ def _cuda(
     non_blocking: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> Any:
-    del device, non_blocking
+    del device
+    if not non_blocking and not devices.holds(tensor):
+        session.refuse_while_capturing()
     return devices.place(tensor.cpu(memory_format=memory_format), (tensor,), there=True)
 
 
 def _cpu(devices: Devices, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if devices.holds(tensor):
+        session.refuse_while_capturing()
     return devices.place(tensor.cpu(*args, **kwargs), (tensor,), there=False)
 
 

@@ -1,14 +1,15 @@
 """Runs what was written for device="cuda" on the CPU: `redirected`.
 
 Owns everything outside single tensors that must be replaced for it: generators, autocast, custom
-operators, timing loops, and what cannot be had (CUDA graphs). Single tensors are the business of
-`devices`, torch.cuda's answers that of `hopper`.
+operators, timing loops. Single tensors are the business of `devices`, CUDA graphs of `graphs`,
+torch.cuda's answers that of `hopper`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -24,6 +25,7 @@ from fa_verify.ttir.launch.uncompiled import uncompiled
 from fa_verify.ttir.scripts.autocast import autocasting
 from fa_verify.ttir.scripts.devices import GPU, Devices, Inheritance, Redirection, real
 from fa_verify.ttir.scripts.frontends import frontends
+from fa_verify.ttir.scripts.graphs import Graph, graph_pool_handle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,7 +88,17 @@ def _replacements(kernels: dict[str, Any], kept: _Keeper) -> Iterator[tuple[Any,
     from fa_verify.ttir.launch.driver import Driver  # noqa: PLC0415 - needs triton's NVIDIA backend
 
     yield Driver, {"get_active_torch_device": lambda _: GPU}
-    yield torch.cuda, {"_lazy_init": lambda: None, "CUDAGraph": _NoGraph, "graph": _NoGraph}
+    yield (
+        torch.cuda,
+        {
+            "_lazy_init": _awake,
+            "is_current_stream_capturing": session.capturing,
+            "synchronize": lambda *_, **__: session.refuse_while_capturing(),
+        },
+    )
+    graph = type("CUDAGraph", (Graph,), {"devices": _DEVICES})
+    for owner in (torch.cuda, torch.cuda.graphs):
+        yield owner, {"CUDAGraph": graph, "graph_pool_handle": graph_pool_handle}
     run_backward = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # noqa: SLF001
     yield torch.autograd, {"_engine_run_backward": kept(run_backward)}
     yield torch.library.Library, _libraries(kernels, kept)
@@ -97,21 +109,22 @@ def _replacements(kernels: dict[str, Any], kept: _Keeper) -> Iterator[tuple[Any,
     yield guards, {"_empty_strided_cuda": _empty_strided}
 
 
+def _awake() -> None:
+    """torch.cuda._lazy_init, which torch's core calls where cuda is asked for and no mode looks.
+
+    Raises:
+        Unsupported: In a thread that is not redirected; a program that catches it shall not pass.
+    """
+    run = session.running()
+    if run is None or threading.current_thread() is threading.main_thread():
+        return
+    with run.noting():
+        msg = "cuda in a thread that the program started: only the main thread's is on the CPU"
+        raise Unsupported(msg)
+
+
 def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=GPU)
-
-
-class _NoGraph:
-    """CUDAGraph, graph: they record launches without running them."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Refuse.
-
-        Raises:
-            Unsupported: Always.
-        """
-        msg = "torch.cuda.CUDAGraph: a graph is replayed by the driver, which does not exist here"
-        raise Unsupported(msg)
 
 
 class _Generator(torch.Generator):

@@ -1,9 +1,11 @@
-"""Which probabilities dropout keeps: bits of Philox 4x32-10, in a kernel and on the host.
+"""Which probabilities dropout keeps: bits of Philox 4x32-7, in a kernel and on the host.
 
-The counter is (key // 4, query, query head, batch or document) and the key is the 64-bit seed, so
-a bit depends on where an element is, never on tiles, strides or lengths; key % 4 picks one of the
-four words. An element is kept where its word, as a signed number, is at least `threshold(p)`: p to
-2^-32.
+A bit depends on where an element is and on the 64-bit seed, never on tiles, strides or lengths. Of
+each 16 x 16 elements, rows r and r + 8 and columns 2 c, 2 c + 1 and those plus 8 share a counter:
+(column of counters, row of counters, query head, batch or document). These eight are one thread's
+in what a tensor core computes, and two threads' in the transposed tile. Each has 16 bits of the
+four words, and is kept where they, as a signed number, are at least `threshold(p)`: p to 2^-17.
+Seven rounds are the fewest that pass BigCrush (Salmon et al. 2011).
 """
 
 import torch
@@ -12,20 +14,20 @@ import triton.language as tl
 
 __all__ = ["arguments", "keep", "keep_tile", "threshold"]
 
-_WORDS = 4  # of one Philox counter
-_LOW = 0xFFFFFFFF
-_ROUNDS = 10
+_BITS = 16
+_HALF, _LOW = (1 << _BITS) - 1, 0xFFFFFFFF
+_ROUNDS = tl.constexpr(7)
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57  # Salmon et al. 2011, Philox4x32
 _WEYL = 0x9E3779B9, 0xBB67AE85
 
 
 def threshold(probability):
-    """The least signed word that is kept, so that a share `probability` of all words is not.
+    """The least signed half that is kept, so that a share `probability` of all halves is not.
 
     >>> threshold(0.0), threshold(0.5)
-    (-2147483648, 0)
+    (-32768, 0)
     """
-    return min(round(probability * 2**32), _LOW) - 2**31
+    return min(round(probability * 2**_BITS), 2**_BITS - 1) - 2 ** (_BITS - 1)
 
 
 def arguments(problem, seed):
@@ -44,18 +46,24 @@ def keep_tile(
     seed, threshold, batch, head, first_query, first_key,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Which of BLOCK_M x BLOCK_N elements of one head are kept; first_key is a multiple of 4."""
-    queries = first_query + tl.arange(0, BLOCK_M)
-    quads = first_key // 4 + tl.arange(0, BLOCK_N // 4)
-    words = tl.philox(seed, quads[None, :], queries[:, None], head, batch)
-    kept0 = words[0].to(tl.int32, bitcast=True) >= threshold
-    kept1 = words[1].to(tl.int32, bitcast=True) >= threshold
-    kept2 = words[2].to(tl.int32, bitcast=True) >= threshold
-    kept3 = words[3].to(tl.int32, bitcast=True) >= threshold
-    # Bytes, not bits, are moved between threads; [..., i, j] is word 2 i + j.
-    evens = tl.join(kept0.to(tl.int8), kept2.to(tl.int8))
-    odds = tl.join(kept1.to(tl.int8), kept3.to(tl.int8))
-    return tl.reshape(tl.join(evens, odds), (BLOCK_M, BLOCK_N)) != 0
+    """Which of BLOCK_M x BLOCK_N elements of one head are kept; the first are multiples of 16."""
+    rows = first_query // 16 * 8 + tl.arange(0, BLOCK_M // 2)
+    columns = first_key // 16 * 4 + tl.arange(0, BLOCK_N // 4)
+    words = tl.philox(seed, columns[None, :], rows[:, None], head, batch, _ROUNDS)
+    kept = _bits(words[0], threshold) | _bits(words[1], threshold) << 2
+    kept = kept | _bits(words[2], threshold) << 4 | _bits(words[3], threshold) << 6
+    kept = tl.reshape(kept, (BLOCK_M // 16, 1, 8, BLOCK_N // 16, 1, 4, 1))
+    kept = tl.broadcast_to(kept, (BLOCK_M // 16, 2, 8, BLOCK_N // 16, 2, 4, 2))
+    queries, keys = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    bit = (queries // 8 % 2 * 4)[:, None] + (keys // 8 % 2 * 2 + keys % 2)[None, :]
+    return (tl.reshape(kept, (BLOCK_M, BLOCK_N)) >> bit & 1) != 0
+
+
+@triton.jit
+def _bits(word, threshold):
+    """Whether the low half of a word is kept, and, as 2, the high one."""
+    low = tl.where(word.to(tl.int16) >= threshold, 1, 0)
+    return low | tl.where((word >> 16).to(tl.int16) >= threshold, 2, 0)
 
 
 def keep(problem, seed, device):
@@ -67,14 +75,14 @@ def keep(problem, seed, device):
     documents = problem.mask.documents
     if not documents:
         return _keep(
-            problem, problem.seqlen_q, problem.seqlen_k, range(problem.batch), seed, device
+            problem, problem.seqlen_q, problem.seqlen_k, torch.arange(problem.batch), seed, device
         )
     kept = torch.zeros(
         (1, problem.heads_q, problem.seqlen_q, problem.seqlen_k), dtype=torch.bool, device=device
     )
     query = key = 0
     for place, (queries, keys) in enumerate(documents):
-        own = _keep(problem, queries, keys, range(place, place + 1), seed, device)
+        own = _keep(problem, queries, keys, torch.tensor([place]), seed, device)
         kept[:, :, query : query + queries, key : key + keys] = own
         query, key = query + queries, key + keys
     return kept
@@ -82,24 +90,27 @@ def keep(problem, seed, device):
 
 def _keep(problem, seqlen_q, seqlen_k, places, seed, device):
     """Of sequences at some places of the batch."""
-    axes = (range(-(-seqlen_k // _WORDS)), range(seqlen_q), range(problem.heads_q), places)
-    counter = [
-        torch.arange(axis.start, axis.stop, device=device).reshape(-1, *(1,) * place)
-        for place, axis in enumerate(axes)
-    ]
-    words = torch.stack(torch.broadcast_tensors(*philox(counter, seed)), -1)
-    words = words.flatten(-2)[..., :seqlen_k]
-    return words - (words >> 31 << 32) >= threshold(problem.dropout)
+    groups = -(-seqlen_q // 16), -(-seqlen_k // 16)
+    sizes = (4 * groups[1], 8 * groups[0], problem.heads_q)
+    axes = (*(torch.arange(size, device=device) for size in sizes), places.to(device))
+    counter = [axis.reshape(-1, *(1,) * place) for place, axis in enumerate(axes)]
+    halves = [word >> shift & _HALF for word in philox(counter, seed) for shift in (0, _BITS)]
+    least = threshold(problem.dropout)
+    kept = [half - (half >> _BITS - 1 << _BITS) >= least for half in halves]
+    shape = len(places), problem.heads_q, groups[0], 8, groups[1], 4
+    tile = torch.stack(kept).reshape(2, 2, 2, *shape)
+    whole = tile.permute(3, 4, 5, 0, 6, 7, 1, 8, 2).flatten(5).flatten(2, 4)
+    return whole[..., :seqlen_q, :seqlen_k]
 
 
-def philox(counter, seed):
-    """Four words of Philox 4x32-10, as int64, of four such words and a seed of 64 bits.
+def philox(counter, seed, rounds=_ROUNDS.value):
+    """Four words of Philox 4x32, as int64, of four such words and a seed of 64 bits.
 
     A product of two words wraps in int64, but its bits are right, and they are all that is read.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = seed & _LOW, seed >> 32 & _LOW
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1 = (second >> 32 & _LOW) ^ c1 ^ k0, second & _LOW
         c2, c3 = (first >> 32 & _LOW) ^ c3 ^ k1, first & _LOW

@@ -161,26 +161,26 @@ DEFECTS = {
     "dropout of tiles": (
         DROPOUT.replace("70", "170"),
         "dropout.py",
-        "first_key // 4 + tl.arange",
+        "first_key // 16 * 4 + tl.arange",
         "tl.arange",
     ),
     "dropout of heads alike": (
         DROPOUT,
         "dropout.py",
-        "queries[:, None], head, batch)",
-        "queries[:, None], 0, batch)",
+        "rows[:, None], head, batch, _ROUNDS)",
+        "rows[:, None], 0, batch, _ROUNDS)",
     ),
     "dropout of batches alike": (
         DROPOUT,
         "dropout.py",
-        "queries[:, None], head, batch)",
-        "queries[:, None], head, 0)",
+        "rows[:, None], head, batch, _ROUNDS)",
+        "rows[:, None], head, 0, _ROUNDS)",
     ),
     "dropout with words in another order": (
         DROPOUT,
         "dropout.py",
-        "tl.join(evens, odds)",
-        "tl.join(odds, evens)",
+        "_bits(words[0], threshold) | _bits(words[1], threshold) << 2",
+        "_bits(words[1], threshold) | _bits(words[0], threshold) << 2",
     ),
     "dropout in l": (
         DROPOUT,

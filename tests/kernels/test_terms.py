@@ -256,13 +256,13 @@ def test_dropout_does_not_depend_on_blocks(kernels, config):
 
 
 def test_philox_gives_its_known_answers(kernels):
-    # kat_vectors of Random123: philox4x32 of 10 rounds.
+    # kat_vectors of Random123: philox4x32 of 7 rounds.
     philox = kernels("dropout").philox
     for counter, seed, words in (
-        ([0] * 4, 0, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
-        ([2**32 - 1] * 4, 2**64 - 1, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        ([0] * 4, 0, [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]),
+        ([2**32 - 1] * 4, 2**64 - 1, [0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662]),
         ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], 0x299F31D0A4093822,
-         [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]),
+         [0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A]),
     ):  # fmt: skip
         assert [int(x) for x in philox([torch.tensor(c) for c in counter], seed)] == words
 

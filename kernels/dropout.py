@@ -8,6 +8,7 @@ four words, and is kept where they, as a signed number, are at least `threshold(
 Seven rounds are the fewest that pass BigCrush (Salmon et al. 2011).
 """
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +16,7 @@ import triton.language as tl
 __all__ = ["arguments", "keep", "keep_tile", "threshold"]
 
 _BITS = 16
-_HALF, _LOW = (1 << _BITS) - 1, 0xFFFFFFFF
+_LOW = 0xFFFFFFFF
 _ROUNDS = tl.constexpr(7)
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57  # Salmon et al. 2011, Philox4x32
 _WEYL = 0x9E3779B9, 0xBB67AE85
@@ -72,47 +73,70 @@ def keep(problem, seed, device):
     Packed documents count their queries and keys each for itself, and are told apart as sequences
     of a batch would be; between documents there is nothing to keep.
     """
-    documents = problem.mask.documents
-    if not documents:
-        return _keep(
-            problem, problem.seqlen_q, problem.seqlen_k, torch.arange(problem.batch), seed, device
-        )
-    kept = torch.zeros(
-        (1, problem.heads_q, problem.seqlen_q, problem.seqlen_k), dtype=torch.bool, device=device
-    )
-    query = key = 0
-    for place, (queries, keys) in enumerate(documents):
-        own = _keep(problem, queries, keys, torch.tensor([place]), seed, device)
-        kept[:, :, query : query + queries, key : key + keys] = own
-        query, key = query + queries, key + keys
-    return kept
+    if problem.mask.documents:
+        return _keep_packed(problem, seed, device)
+    groups = -(-problem.seqlen_q // 16), -(-problem.seqlen_k // 16)
+    sizes = (4 * groups[1], 8 * groups[0], problem.heads_q, problem.batch)
+    counter = [
+        torch.arange(size, device=device).reshape(-1, *(1,) * place)
+        for place, size in enumerate(sizes)
+    ]
+    kept = _kept(problem, counter, seed)
+    tile = kept.reshape(problem.batch, problem.heads_q, groups[0], 8, groups[1], 4, 2, 2, 2)
+    whole = tile.permute(0, 1, 2, 6, 3, 4, 7, 5, 8).flatten(5).flatten(2, 4)
+    return whole[..., : problem.seqlen_q, : problem.seqlen_k]
 
 
-def _keep(problem, seqlen_q, seqlen_k, places, seed, device):
-    """Of sequences at some places of the batch."""
-    groups = -(-seqlen_q // 16), -(-seqlen_k // 16)
-    sizes = (4 * groups[1], 8 * groups[0], problem.heads_q)
-    axes = (*(torch.arange(size, device=device) for size in sizes), places.to(device))
-    counter = [axis.reshape(-1, *(1,) * place) for place, axis in enumerate(axes)]
-    halves = [word >> shift & _HALF for word in philox(counter, seed) for shift in (0, _BITS)]
-    least = threshold(problem.dropout)
-    kept = [half - (half >> _BITS - 1 << _BITS) >= least for half in halves]
-    shape = len(places), problem.heads_q, groups[0], 8, groups[1], 4
-    tile = torch.stack(kept).reshape(2, 2, 2, *shape)
-    whole = tile.permute(3, 4, 5, 0, 6, 7, 1, 8, 2).flatten(5).flatten(2, 4)
-    return whole[..., :seqlen_q, :seqlen_k]
+def _keep_packed(problem, seed, device):
+    """The same of packed documents: a list of the counters of all, and where their bits belong."""
+    heads, width = problem.heads_q, problem.seqlen_k
+    nowhere = problem.seqlen_q * width
+    queries, keys = np.array(problem.mask.documents).T
+    columns = -(-keys // 16) * 4
+    counts = -(-queries // 16) * 8 * columns
+    document = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(len(document)) - np.repeat(counts.cumsum() - counts, counts)
+    row, column = np.divmod(place, columns[document])
+    query, key = row + row // 8 * 8, column // 4 * 16 + column % 4 * 2  # of a counter's first bit
+    first_query, first_key = ((ends.cumsum() - ends)[document] for ends in (queries, keys))
+    first = (first_query + query) * width + first_key + key
+    below, right = queries[document] - query, keys[document] - key  # of the document, from there on
+    listed = torch.from_numpy(np.stack([column, row, document, first, below, right])).to(device)
+    column, row, document, first, below, right = listed
+    head = torch.arange(heads, device=device)[:, None]
+    kept = _kept(problem, [column, row, head, document], seed)
+    bit = torch.arange(8, device=device)
+    down, across = bit // 4 * 8, bit // 2 % 2 * 8 + bit % 2
+    # What lies past a document's ends goes to one place more than there are.
+    inside = (down < below[:, None]) & (across < right[:, None])
+    where = torch.where(inside, first[:, None] + down * width + across, nowhere).flatten()
+    found = torch.zeros((heads, nowhere + 1), dtype=torch.bool, device=device)
+    found.index_copy_(1, where, kept.flatten(-2))
+    return found[:, :-1].reshape(1, heads, problem.seqlen_q, width)
+
+
+def _kept(problem, counter, seed):
+    """Which of the eight elements of each counter are kept, (..., 8), the low half first."""
+    return philox(counter, seed).view(torch.int16) >= threshold(problem.dropout)
 
 
 def philox(counter, seed, rounds=_ROUNDS.value):
-    """Four words of Philox 4x32, as int64, of four such words and a seed of 64 bits.
+    """The four words of Philox 4x32, int32 (..., 4), of four such words and a seed of 64 bits.
 
-    A product of two words wraps in int64, but its bits are right, and they are all that is read.
+    Words 0 and 2 go through a round together, and so do 1 and 3. A product of two words wraps in
+    int64, but its bits are right, and they are all that is read: of words 1 and 3 the low 32 bits.
     """
-    c0, c1, c2, c3 = counter
-    k0, k1 = seed & _LOW, seed >> 32 & _LOW
-    for _ in range(rounds):
-        first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = (second >> 32 & _LOW) ^ c1 ^ k0, second & _LOW
-        c2, c3 = (first >> 32 & _LOW) ^ c3 ^ k1, first & _LOW
-        k0, k1 = k0 + _WEYL[0] & _LOW, k1 + _WEYL[1] & _LOW
-    return c0, c1, c2, c3
+    counter = torch.broadcast_tensors(*counter)
+    even, odd = torch.stack(counter[::2]), torch.stack(counter[1::2])
+    keys = [
+        [(seed >> 32 * half) + turn * step & _LOW for half, step in enumerate(_WEYL)]
+        for turn in range(rounds)
+    ]
+    constants = torch.tensor([_MULTIPLIERS, *keys], device=even.device)
+    multipliers, *keys = constants.reshape(-1, 2, *(1,) * (even.dim() - 1))
+    for key in keys:
+        product = (even * multipliers).flip(0)
+        even = (product >> 32).bitwise_xor_(odd).bitwise_xor_(key).bitwise_and_(_LOW)
+        odd = product
+    words = torch.stack((even, odd), -1).to(torch.int32)  # (2, ..., 2)
+    return words.movedim(0, -2).flatten(-2)

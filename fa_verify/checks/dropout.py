@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify import sight
 from fa_verify.verdict import Failure
 
 if TYPE_CHECKING:
@@ -65,12 +66,14 @@ def check(trial: Trial) -> Iterator[Failure]:
 
 def _share(problem: Problem, keep: Tensor) -> Iterator[Failure]:
     """By Chernoff's bound: n elements keep a share f, or a stranger one, with exp(-n KL(f, q))."""
-    seen = torch.from_numpy(problem.mask.allowed(problem.seqlen_q, problem.seqlen_k).copy())
-    kept = keep[..., seen.to(keep.device)]
-    n, due = kept.numel(), 1.0 - problem.dropout
+    mask, size = problem.mask, (problem.seqlen_q, problem.seqlen_k)
+    n = int(mask.seen(*size).sum()) * problem.batch * problem.heads_q
+    due = 1.0 - problem.dropout
     if not n:
         return
-    got = float(kept.sum()) / n
+    if mask.hides_anything:
+        keep = keep & ~sight.hidden(problem, slice(None), slice(None), keep.device)
+    got = int(keep.count_nonzero()) / n
     nearest = min(max(got, due - _RESOLUTION), due + _RESOLUTION)
     odds = math.log(2.0) - n * _divergence(got, nearest)
     if odds < math.log(_RISK):

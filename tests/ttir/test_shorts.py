@@ -72,7 +72,7 @@ def test_operations_round_once(scalar, name, seed, size, left, right, into):
     ]
     with np.errstate(all="ignore"):
         want = encode(round_to(plain(*wide), scalar), scalar)
-        got = shorts.compute(function, tiles, scalar, None if into is None else tiles[into])
+        got = shorts.compute(function, *tiles, scalar, None if into is None else tiles[into])
     assert got.dtype == SHORT[scalar]
     nan = np.isnan(decode(want, scalar))  # which of two NaNs goes on is nobody's promise
     assert (np.isnan(shorts.widen(got)) == nan).all()
@@ -84,9 +84,9 @@ def test_operations_round_once(scalar, name, seed, size, left, right, into):
 def test_numpy_rounds_a_few_alike(name, seed, size):
     raw = np.random.default_rng(seed).integers(-(1 << 15), 1 << 15, (2, size)).astype(np.int16)
     tiles = [x.view(np.float16) for x in raw]
-    assert shorts.is_few(tiles)
+    assert shorts.is_few(*tiles)
     function, plain = OPERATIONS[name]
-    got, want = plain(*tiles), shorts.compute(function, tiles, "f16", None)
+    got, want = plain(*tiles), shorts.compute(function, *tiles, "f16", None)
     assert got.dtype == np.float16
     nan = np.isnan(want)
     assert (np.isnan(got) == nan).all()
@@ -95,10 +95,10 @@ def test_numpy_rounds_a_few_alike(name, seed, size):
 
 def test_few_are_fp16_of_one_shape():
     few, many, row = (np.zeros(n, np.float16) for n in ((2, 4), (2, 256), (1, 4)))
-    assert not shorts.is_few([many, many])
-    assert not shorts.is_few([few, row])
-    assert not shorts.is_few([few, few.astype(np.float32)])
-    assert not shorts.is_few([few.view(np.int16)] * 2)  # bf16
+    assert not shorts.is_few(many, many)
+    assert not shorts.is_few(few, row)
+    assert not shorts.is_few(few, few.astype(np.float32))
+    assert not shorts.is_few(*[few.view(np.int16)] * 2)  # bf16
 
 
 @scalars

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fa_verify.ttir.numbers import shorts
+from fa_verify.ttir.numbers import shorts, trees
 from fa_verify.ttir.numbers.floats import SHORT, round_to
-from fa_verify.ttir.numbers.trees import Tree
+from fa_verify.ttir.numbers.trees import tree
 
 OPERATIONS = {"sum": (torch.add, np.add), "product": (torch.mul, np.multiply)}
 
@@ -32,11 +32,11 @@ def tile(shape, scalar, seed):
 )
 def test_a_tree_rounds_each_level(scalar, name, extent, before, after):
     function, operation = OPERATIONS[name]
-    tree, axis = Tree(function, len(before)), len(before)
-    made = []
+    axis, made = len(before), []
     for seed in (1, 2):  # the second takes the memory of the first, whose result must stay
         x = tile((*before, extent, *after), scalar, seed)
-        made.append((tree(x), halves(shorts.widen(x), axis, operation, scalar)))
+        got = tree(function, x.shape, axis, x.dtype)(x)
+        made.append((got, halves(shorts.widen(x), axis, operation, scalar)))
     for got, want in made:
         assert got.shape == want.shape
         assert np.array_equal(shorts.widen(got), want)
@@ -44,9 +44,26 @@ def test_a_tree_rounds_each_level(scalar, name, extent, before, after):
 
 @pytest.mark.parametrize("scalar", list(SHORT))
 def test_a_tree_takes_views_and_other_shapes(scalar):
-    tree = Tree(torch.add, 2)
     for lanes in (4, 1, 4):
         x = tile((lanes, 32, 6), scalar, lanes).transpose(0, 2, 1)
         assert not x.flags.c_contiguous
         want = halves(shorts.widen(x), 2, np.add, scalar)
-        assert np.array_equal(shorts.widen(tree(x)), want)
+        assert np.array_equal(shorts.widen(tree(torch.add, x.shape, 2, x.dtype)(x)), want)
+
+
+@pytest.mark.parametrize("scalar", list(SHORT))
+@pytest.mark.parametrize("rows", [1024, 96, 72, 7])  # several groups, one, one that is cut short
+def test_rows_are_turned_in_groups(scalar, rows):
+    for length in (16, 32, 128):
+        x = tile((rows, length), scalar, rows)
+        want = halves(shorts.widen(x), 1, np.add, scalar)
+        assert np.array_equal(shorts.widen(tree(torch.add, x.shape, 1, x.dtype)(x)), want)
+
+
+def test_tiles_beyond_the_shared_memory_have_their_own(monkeypatch):
+    monkeypatch.setattr(trees, "_SCRATCH", np.empty(96, np.int16))
+    for rows, own in ((4, False), (5, True)):
+        x = tile((rows, 16), "f16", rows)
+        made = trees.Tree(torch.add, x.shape, 1, x.dtype)
+        assert np.shares_memory(made._result, trees._SCRATCH) is not own
+        assert np.array_equal(made(x), halves(shorts.widen(x), 1, np.add, "f16").astype("f2"))

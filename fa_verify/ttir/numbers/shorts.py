@@ -16,7 +16,7 @@ import torch
 from fa_verify.ttir.numbers.floats import SHORT, as_torch, decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from fa_verify.ttir.numbers.floats import Array
 
@@ -32,10 +32,9 @@ def is_short(x: Array) -> bool:
     return x.dtype in _SCALAR
 
 
-def is_few(xs: Sequence[Array]) -> bool:
+def is_few(x: Array, y: Array) -> bool:
     """Whether these are so few fp16 numbers that NumPy, which rounds them alike, is faster."""
-    shape = xs[0].shape
-    return all(x.dtype is _HALF and x.size < _FEW and x.shape == shape for x in xs)
+    return x.dtype is _HALF is y.dtype and x.size < _FEW and x.shape == y.shape
 
 
 def shorten(x: Array, scalar: str) -> Array:
@@ -86,18 +85,24 @@ def as_array(x: torch.Tensor) -> Array:
 
 
 def compute(
-    function: Callable[..., torch.Tensor], operands: Sequence[Array], scalar: str, out: Array | None
+    function: Callable[..., torch.Tensor], x: Array, y: Array, scalar: str, out: Array | None
 ) -> Array:
-    """An operation of torch's on tiles of which some are short; the result is.
+    """An operation of torch's on two tiles of which one at least is short; the result is.
 
     `out` is where it goes, if that is short itself.
     """
-    tiles = [x if x.dtype in _SCALAR else shorten(x, scalar) for x in operands]
+    x, y = shorten(x, scalar), shorten(y, scalar)
+    shape = x.shape if x.shape == y.shape else np.broadcast(x, y).shape
     if out is None or not is_short(out):
-        shape = np.broadcast(*tiles).shape
-        full = [x for x in tiles if x.shape == shape]
-        out = np.empty_like(full[0]) if full else np.empty(shape, SHORT[scalar])
-    function(*[as_tensor(x) for x in tiles], out=as_tensor(out))
+        full = x if x.shape == shape else y
+        out = np.empty_like(full) if full.shape == shape else np.empty(shape, SHORT[scalar])
+    same = x.shape == y.shape == out.shape and x.size > 0
+    if same and scalar == "bf16" and x.flags.carray and y.flags.carray and out.flags.carray:
+        # Faster to make; all that it costs is the shape.
+        a, b, result = (torch.frombuffer(t, dtype=torch.bfloat16) for t in (x, y, out))
+    else:
+        a, b, result = as_tensor(x), as_tensor(y), as_tensor(out)
+    function(a, b, out=result)
     return out
 
 

@@ -51,12 +51,13 @@ def _short(op: Op, low: Lowering, function: Callable[..., Array]) -> Callable[..
     """An operation on 16-bit tiles, short or not."""
     low.takes_short(op)
     scalar, keep = op.results[0].type.scalar, low.short(op.results[0])
+    rounded = _TORCH[function]
 
-    def apply(*xs: Array, out: Array | None = None) -> Array:
-        if any(map(is_short, xs)):
-            result = function(*xs) if is_few(xs) else compute(_TORCH[function], xs, scalar, out)
+    def apply(x: Array, y: Array, out: Array | None = None) -> Array:
+        if is_short(x) or is_short(y):
+            result = function(x, y) if is_few(x, y) else compute(rounded, x, y, scalar, out)
             return result if keep else widen(result)
-        fresh = function(*xs, out=out)
+        fresh = function(x, y, out=out)
         return shorten(fresh, scalar) if keep else round_to(fresh, scalar, fresh)
 
     return apply

@@ -16,7 +16,7 @@ from fa_verify.ttir.engine.control import run
 from fa_verify.ttir.lowering.shorts import combines
 from fa_verify.ttir.numbers.floats import NARROW, SHORT, Array, as_torch
 from fa_verify.ttir.numbers.shorts import shorten, widen
-from fa_verify.ttir.numbers.trees import Tree
+from fa_verify.ttir.numbers.trees import tree
 from fa_verify.ttir.ops.tiles import full, integer
 
 if TYPE_CHECKING:
@@ -102,16 +102,16 @@ def _known(op: Op) -> str | None:
 
 
 def _short_tree(
-    function: Callable[..., torch.Tensor], scalar: str, axis: int, *, keep: bool
+    function: Callable[..., torch.Tensor], scalar: str, *, keep: bool
 ) -> Callable[[Array, int], Array]:
     """Combine halves of the axis, as `reduce` does with any region, rounding each result.
 
     PyTorch computes with 16-bit numbers in float32 and rounds to nearest even, as the region would.
     """
-    tree = Tree(function, axis)
 
-    def apply(x: Array, _: int) -> Array:
-        whole = tree(shorten(x, scalar))
+    def apply(x: Array, axis: int) -> Array:
+        short = shorten(x, scalar)
+        whole = tree(function, short.shape, axis, short.dtype)(short)
         return whole if keep else widen(whole)
 
     return apply
@@ -147,7 +147,7 @@ def reduce(op: Op, low: Lowering) -> Step:
         known = None
         if scalar in SHORT:
             low.takes_short(op)
-            known = _short_tree(_ROUNDING[name], scalar, axis, keep=low.short(op.results[0]))
+            known = _short_tree(_ROUNDING[name], scalar, keep=low.short(op.results[0]))
     extent = shape[axis - 1]
     if known is not None:
         found = known

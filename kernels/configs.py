@@ -46,7 +46,7 @@ HOPPER_FORWARD = {
     128: ((64, 128, 4, 1, 168, False, 0), (64, 128, 4, 1, 168, True, 0)),
     256: ((64, 128, 4, 1, None, False, 0), (64, 128, 4, 1, None, True, 0)),
 }  # fmt: skip
-# The same with q and k in fp8.
+# The same with q and k in fp8. Each list holds one loop: lower limits of the band need it.
 HOPPER_FORWARD_FP8 = {
     64: (
         (64, 128, 4, 2, None, False, 1), (64, 128, 4, 2, None, True, 1),
@@ -56,8 +56,14 @@ HOPPER_FORWARD_FP8 = {
         (64, 128, 4, 2, None, False, 3), (64, 64, 4, 2, None, False, 3),
         (64, 64, 4, 2, None, True, 3),
     ),
-    128: ((64, 128, 4, 1, 168, False, 0), (64, 128, 4, 2, None, False, 1)),
-    256: ((64, 128, 4, 1, None, False, 0), (64, 64, 4, 2, None, False, 1)),
+    128: (
+        (64, 128, 4, 1, 168, False, 0), (64, 128, 4, 1, 168, True, 0),
+        (64, 128, 4, 2, None, False, 1),
+    ),
+    256: (
+        (64, 128, 4, 1, None, False, 0), (64, 128, 4, 1, None, True, 0),
+        (64, 64, 4, 2, None, False, 1),
+    ),
 }  # fmt: skip
 DKDV = {
     (2, 128): _configs((64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2), (16, 16, 4, 1)),

@@ -66,13 +66,14 @@ def attention_forward(
             bias=bias, alibi_slopes=alibi_slopes, dropout_seed=dropout_seed, starts=starts,
             block_mask=block_mask,
         )  # fmt: skip
-        if sinks is None and hopper_forward.fits(problem, arguments, q, k, v):
-            hopper_forward.forward(problem, arguments, q, k, v, o, lse)
+        sinks = None if sinks is None else sinks.contiguous()
+        if hopper_forward.fits(problem, arguments, q, k, v):
+            hopper_forward.forward(problem, arguments, q, k, v, o, lse, sinks=sinks)
             return Outputs(o, lse)
         kernel = _forward_tuned(arguments, q.element_size())
         kernel[_query_blocks(problem, arguments["documents"])](
             q, k, v, o, lse, *q.stride(), *k.stride(), *v.stride(), *o.stride()[:3],
-            sinks=None if sinks is None else sinks.contiguous(), **arguments,
+            sinks=sinks, **arguments,
         )  # fmt: skip
     return Outputs(o, lse)
 

@@ -182,7 +182,7 @@ def attention_forward_fp8(problem, q, k, v, *, q_scale, k_scale, v_scale):
             and all(scale.shape[2] == 1 for scale in scales)
         ):
             v = v.to(torch.bfloat16)
-            hopper_forward.forward(problem, known, q, k, v, o, lse, scales)
+            hopper_forward.forward(problem, known, q, k, v, o, lse, scales=scales)
             return Outputs(o, lse)
         taken = {name: known[name] for name in _TAKEN}
         block, tail, padded = split_columns(problem.head_dim, _SMALLEST_FP8_DOT)

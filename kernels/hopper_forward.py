@@ -1,7 +1,7 @@
 """The forward pass on Hopper: tiles of q, k and v by TMA, small programs, several on each SM.
 
 Same function as forward.py, for what a model trains on most: fp16 or bf16, head dims of 64 to 256,
-no lower limit of the band, no softcap and no further terms. `fits` says whether a problem is such.
+full, causal or within a window, sinks, no softcap and no other terms. `fits` says what is such.
 q and k may be fp8 with a scale for each head; v is in 16 bits then too.
 
 What makes it fast: tensor descriptors (no addresses in registers, reads past the end are zeros, so
@@ -19,7 +19,9 @@ import triton.language as tl
 
 from . import configs
 from .descriptors import columns, describable, hopper, load_tile
+from .hopper_attend import attend, scores_of
 from .scores import LOG2E, key_range
+from .terms import add_sink
 from .tuned import Tuned
 
 __all__ = ["fits", "forward"]
@@ -30,85 +32,7 @@ _L2_SHARE = 6 << 20  # bytes of keys and values of heads that run at a time (doc
 _SHORTEST, _LONGEST = 512, 16384  # lengths that tables tell apart
 _WIDEST = 128  # keys of a block, of any configuration
 SMALLEST = tl.constexpr(2.0**-126)  # that is normal in float32
-_FEATURES = ("HAS_LO", "SOFTCAP", "VARLEN", "SPARSE", "BIAS", "ALIBI", "DROPOUT")
-
-
-@triton.jit
-def _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D: tl.constexpr):
-    """Inner products of queries and keys."""
-    scores = tl.zeros((q_tile.shape[0], k_tile.shape[0]), dtype=tl.float32)
-    if TAIL_D > 0:
-        scores = tl.dot(q_tail, k_tail.T)
-    return tl.dot(q_tile, k_tile.T, scores)
-
-
-@triton.jit
-def _seen(
-    scores, queries, first_key, seqlen_k, band_hi, HAS_HI: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    """Scores with -inf where a query does not see a key."""
-    keys = first_key + tl.arange(0, BLOCK_N)
-    visible = (keys < seqlen_k)[None, :]
-    if HAS_HI:
-        visible = visible & (keys[None, :] - queries[:, None] <= band_hi)
-    return tl.where(visible, scores, float("-inf"))
-
-
-@triton.jit
-def _attend(
-    q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, edge, end, queries, seqlen_k,
-    band_hi, scale_log2, scores, m, l, acc, acc_tail,  # noqa: E741
-    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr, MASKED: tl.constexpr,
-    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, ONE_LOOP: tl.constexpr, ORDER: tl.constexpr,
-):  # fmt: skip
-    """(scores, m, l, acc, acc_tail) after the keys from begin to end.
-
-    MASKED: only the keys seen count; under ONE_LOOP, blocks before edge are seen whole. From ORDER
-    2 on scores are those of the block at begin, then of that at end.
-    """
-    for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
-        if ORDER < 2:
-            k_tile, k_tail = load_tile(
-                k, k_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D
-            )
-            if ORDER == 1:
-                v_tile, v_tail = load_tile(
-                    v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D
-                )
-            scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
-        if MASKED:
-            if not ONE_LOOP:  # noqa: SIM114 (known when compiled)
-                scores = _seen(scores, queries, first_key, seqlen_k, band_hi, HAS_HI, BLOCK_N)
-            elif first_key >= edge:
-                scores = _seen(scores, queries, first_key, seqlen_k, band_hi, HAS_HI, BLOCK_N)
-        m_new = tl.maximum(m, tl.max(scores, 1))
-        shift = tl.where(m_new == float("-inf"), 0.0, m_new)  # no key seen yet
-        p = tl.exp2(scores * scale_log2 - (shift * scale_log2)[:, None])
-        rescale = tl.exp2((m - shift) * scale_log2)
-        l = l * rescale + tl.sum(p, 1)  # noqa: E741
-        # Triton waits for tiles where they are loaded, once for those loaded side by side.
-        if ORDER >= 2:
-            k_tile, k_tail = load_tile(
-                k, k_rest, batch, head_kv, first_key + BLOCK_N, BLOCK_N, BLOCK_D, TAIL_D
-            )
-            v_tile, v_tail = load_tile(
-                v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D
-            )
-        if ORDER == 3:
-            scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
-        # After those scores: until they are there, the last step's P V may read its weights.
-        weights = p.to(v.dtype)
-        if ORDER == 0:
-            v_tile, v_tail = load_tile(
-                v, v_rest, batch, head_kv, first_key, BLOCK_N, BLOCK_D, TAIL_D
-            )
-        if TAIL_D > 0:
-            acc_tail = tl.dot(weights, v_tail, acc_tail * rescale[:, None])
-        acc = tl.dot(weights, v_tile, acc * rescale[:, None])
-        if ORDER == 2:
-            scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
-        m = m_new
-    return scores, m, l, acc, acc_tail
+_FEATURES = ("SOFTCAP", "VARLEN", "SPARSE", "BIAS", "ALIBI", "DROPOUT")
 
 
 @triton.jit
@@ -128,19 +52,19 @@ def _head_scale(scale, batch, head, stride_batch, stride_head):
 
 # Compiling again for a length or a number of heads that is 1 or a multiple of 16 buys nothing.
 _RUNTIME = (
-    "sequences", "heads_q", "group", "seqlen_q", "seqlen_k", "band_hi", "together", "seqlen_bucket",
-    "scale_qb", "scale_qh", "scale_kb", "scale_kh", "scale_vb", "scale_vh",
+    "sequences", "heads_q", "group", "seqlen_q", "seqlen_k", "band_lo", "band_hi", "together",
+    "seqlen_bucket", "scale_qb", "scale_qh", "scale_kb", "scale_kh", "scale_vb", "scale_vh",
 )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_RUNTIME)
 def hopper_forward_kernel(
     q, k, v, q_rest, k_rest, v_rest, o, lse, stride_ob, stride_oh, stride_om,
-    sequences, heads_q, group, seqlen_q, seqlen_k, head_dim, band_hi, together, softmax_scale,
-    seqlen_bucket,  # noqa: ARG001 (the autotuner's)
-    q_scale, k_scale, v_scale, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
-    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_HI: tl.constexpr, WHOLE: tl.constexpr,
-    SCALED: tl.constexpr,
+    sequences, heads_q, group, seqlen_q, seqlen_k, head_dim, band_lo, band_hi, together,
+    softmax_scale, seqlen_bucket,  # noqa: ARG001 (the autotuner's)
+    q_scale, k_scale, v_scale, scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh, sinks,
+    BLOCK_D: tl.constexpr, TAIL_D: tl.constexpr, HAS_LO: tl.constexpr, HAS_HI: tl.constexpr,
+    WHOLE: tl.constexpr, SCALED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ONE_LOOP: tl.constexpr, ORDER: tl.constexpr,
 ):  # fmt: skip
     """Write o and lse of BLOCK_M queries of one head.
@@ -151,11 +75,13 @@ def hopper_forward_kernel(
         o: (batch, heads_q, seqlen_q, head_dim), head_dim contiguous.
         lse: (batch, heads_q, seqlen_q) float32, contiguous, natural logarithm.
         sequences: Batch times heads_q.
-        band_hi: Query i sees key j when ``j - i <= band_hi``; read only under HAS_HI.
+        band_lo: Query i sees key j when ``band_lo <= j - i <= band_hi``; read only under HAS_LO.
+        band_hi: See band_lo; read only under HAS_HI.
         together: Heads whose programs are interleaved, under HAS_HI.
         softmax_scale: Above 0.
         q_scale, k_scale, v_scale: float32, under SCALED: a number a head, by strides of batch and
             head. Where q's times k's is below 0, o and lse are NaN.
+        sinks: (heads_q,) float32, a logit without a key in every row's sum; or None.
         WHOLE: No key is hidden and blocks divide seqlen_k: no block needs a mask.
         ONE_LOOP: One loop over all keys asks of each block whether it needs a mask; else those
             that do have a loop of their own, filled and drained once more.
@@ -187,6 +113,11 @@ def hopper_forward_kernel(
     begin, interior_end, end = key_range(
         first_query, seqlen_q, seqlen_k, 0, band_hi, False, HAS_HI, BLOCK_M, BLOCK_N
     )
+    low = 0
+    if HAS_LO:
+        tl.static_assert(ONE_LOOP)
+        begin = tl.maximum(first_query + band_lo, 0) // BLOCK_N * BLOCK_N
+        low = first_query + BLOCK_M - 1 + band_lo
 
     m = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     l = tl.zeros((BLOCK_M,), dtype=tl.float32)  # noqa: E741
@@ -203,26 +134,30 @@ def hopper_forward_kernel(
     if ORDER >= 2:  # noqa: SIM102 (known when compiled)
         if begin < end:  # in a block of its own, so that its tiles' memory is free in the loop
             k_tile, k_tail = load_tile(k, k_rest, batch, head_kv, begin, BLOCK_N, BLOCK_D, TAIL_D)
-            scores = _scores(q_tile, q_tail, k_tile, k_tail, TAIL_D)
+            scores = scores_of(q_tile, q_tail, k_tile, k_tail, TAIL_D)
     if not ONE_LOOP or WHOLE:
-        scores, m, l, acc, acc_tail = _attend(  # noqa: E741
-            q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, interior_end,
-            queries, seqlen_k, band_hi, scale_log2, scores, m, l, acc, acc_tail,
-            BLOCK_D, TAIL_D, HAS_HI, False, BLOCK_N, None, ONE_LOOP, ORDER,
+        scores, m, l, acc, acc_tail = attend(  # noqa: E741
+            q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, low, begin, interior_end,
+            interior_end, queries, seqlen_k, band_lo, band_hi, scale_log2, scores, m, l, acc,
+            acc_tail, BLOCK_D, TAIL_D, HAS_LO, HAS_HI, False, BLOCK_N, None, ONE_LOOP, ORDER,
         )  # fmt: skip
         begin = interior_end
     if not WHOLE:
         STAGES: tl.constexpr = None if ONE_LOOP or ORDER >= 2 else 1
-        scores, m, l, acc, acc_tail = _attend(  # noqa: E741
-            q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, begin, interior_end, end,
-            queries, seqlen_k, band_hi, scale_log2, scores, m, l, acc, acc_tail,
-            BLOCK_D, TAIL_D, HAS_HI, True, BLOCK_N, STAGES, ONE_LOOP, ORDER,
+        scores, m, l, acc, acc_tail = attend(  # noqa: E741
+            q_tile, q_tail, k, v, k_rest, v_rest, batch, head_kv, low, begin, interior_end,
+            end, queries, seqlen_k, band_lo, band_hi, scale_log2, scores, m, l, acc,
+            acc_tail, BLOCK_D, TAIL_D, HAS_LO, HAS_HI, True, BLOCK_N, STAGES, ONE_LOOP, ORDER,
         )  # fmt: skip
 
+    share = 1.0
+    if sinks is not None:
+        m, l, share = add_sink(m * scale, l, tl.load(sinks + head_q))  # noqa: E741
+        scale = 1.0
     empty = l == 0.0  # a fully masked row (the largest p of any other is 1): o = 0, lse = -inf
     l = tl.where(empty, 1.0, l)  # noqa: E741
     o_head = o + batch.to(tl.int64) * stride_ob + head_q.to(tl.int64) * stride_oh
-    share = (1.0 / l)[:, None]
+    share = (share / l)[:, None]
     if SCALED:
         share *= _head_scale(v_scale, batch, head_kv, scale_vb, scale_vh)
     _store(o_head, queries, seqlen_q, stride_om, 0, head_dim, acc * share, BLOCK_D)
@@ -248,7 +183,7 @@ def fits(problem, arguments, q, k, v):
     )
 
 
-def forward(problem, arguments, q, k, v, o, lse, scales=()):
+def forward(problem, arguments, q, k, v, o, lse, *, scales=(), sinks=None):
     """Compute o and lse, which are given empty, of a problem that `fits`.
 
     Args:
@@ -260,6 +195,7 @@ def forward(problem, arguments, q, k, v, o, lse, scales=()):
         o: As q, of 16 bits.
         lse: (batch, heads_q, seqlen_q) float32, contiguous.
         scales: Of q, k and v, float32 (batch or 1, heads or 1, 1); none: q and k are of 16 bits.
+        sinks: (heads_q,) float32, or None.
     """
     block_d, tail_d = _HEAD_DIMS[problem.head_dim]
     sequences = problem.batch * problem.heads_q
@@ -270,16 +206,17 @@ def forward(problem, arguments, q, k, v, o, lse, scales=()):
         for scale in scales
         for n, step in zip(scale.shape[:2], scale.stride()[:2], strict=True)
     )
-    kernel = _tuned(problem.head_dim, bool(scales))
+    kernel = _tuned(problem.head_dim, bool(scales), arguments["HAS_LO"])
     kernel[lambda meta: (triton.cdiv(problem.seqlen_q, meta["BLOCK_M"]) * sequences,)](
         *tiles, *tails, o, lse, *o.stride()[:3],
         sequences, problem.heads_q, problem.group, problem.seqlen_q, problem.seqlen_k,
-        problem.head_dim, arguments["band_hi"],
+        problem.head_dim, arguments["band_lo"], arguments["band_hi"],
         min(max(_L2_SHARE // keys, 1) * problem.group, sequences),
         problem.scale, min(max(arguments["seqlen_bucket"], _SHORTEST), _LONGEST),
-        *((*scales, *strides) or (None,) * 9),
-        BLOCK_D=block_d, TAIL_D=tail_d, HAS_HI=arguments["HAS_HI"], SCALED=bool(scales),
-        WHOLE=not arguments["HAS_HI"] and problem.seqlen_k % _WIDEST == 0,
+        *((*scales, *strides) or (None,) * 9), sinks,
+        BLOCK_D=block_d, TAIL_D=tail_d, HAS_LO=arguments["HAS_LO"], HAS_HI=arguments["HAS_HI"],
+        WHOLE=not (arguments["HAS_LO"] or arguments["HAS_HI"]) and problem.seqlen_k % _WIDEST == 0,
+        SCALED=bool(scales),
     )  # fmt: skip
 
 
@@ -292,9 +229,10 @@ def _set_rows(arguments):
 
 
 @functools.cache
-def _tuned(head_dim, scaled):
-    """The kernel, autotuned over the configurations of a head_dim."""
+def _tuned(head_dim, scaled=False, lower=False):  # noqa: FBT002
+    """The kernel, autotuned over the configurations of a head_dim; a lower limit takes one loop."""
     table = configs.HOPPER_FORWARD_FP8 if scaled else configs.HOPPER_FORWARD
-    key = ["head_dim", "HAS_HI", "seqlen_bucket"] + ["SCALED"] * scaled
     found = configs.described(table, head_dim, _set_rows)
+    found = [config for config in found if config.kwargs["ONE_LOOP"] or not lower]
+    key = ["head_dim", "HAS_HI", "seqlen_bucket", *["SCALED"] * scaled, *["HAS_LO"] * lower]
     return Tuned(hopper_forward_kernel, found, key)

@@ -16,7 +16,7 @@ from fa_verify.resources.launches import launched
 from fa_verify.verify import verify
 
 FAST, GENERAL = "hopper_forward_kernel", "forward_kernel"
-CAUSAL = Mask(causal=True)
+FULL, CAUSAL = Mask(), Mask(causal=True)
 
 
 def problem(**fields):
@@ -72,9 +72,10 @@ def agree(outputs, want, of):
     assert not outputs.o[~seen].any()
 
 
-def configs(kernels, head_dim):
-    """Numbers of all that is offered."""
-    return range(len(kernels("configs").HOPPER_FORWARD[head_dim]))
+def configs(kernels, head_dim, mask=FULL):
+    """Numbers of all that is offered: under a lower limit, what has one loop."""
+    table = kernels("configs").HOPPER_FORWARD[head_dim]
+    return range(sum(mask.window_left is None or one_loop for *_, one_loop, _ in table))
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
@@ -96,25 +97,30 @@ def test_head_dims(kernels, head_dim, dtype, mask):
         "h=2 s=192x70 dtype=bfloat16 mask=causal",  # rows that see nothing, one block
         "s=70x256 dtype=bfloat16",  # blocks of keys are whole
         "s=70x257 dtype=float16",  # and one key more
+        "h=2 s=200x230 dtype=float16 mask=causal.l70 sinks=1",  # blocks hidden, in part and wholly
+        "h=2 s=150x300 dtype=bfloat16 mask=l20.r90.topleft",  # and keys that no query sees
+        "h=2 s=300x60 dtype=float16 mask=causal.l9 sinks=1",  # rows that see a sink alone
     ],
 )
 def test_each_configuration_passes_every_check(kernels, head_dim, case):
     """Also those of one loop over masked and whole blocks."""
     (flash,) = loader.load("kernels/flash_attention.py:flash")
     of = Case.parse(f"pass=fwd {case} d={head_dim} seed=1")
-    for config in configs(kernels, head_dim):
+    offered = configs(kernels, head_dim, of.problem.mask)
+    for config in offered:
         record = verify(of, flash, Setup(config=config), CpuBackend())
         assert record.verdict == "pass", record.failures
-        assert record.configs == len(configs(kernels, head_dim))  # of the kernel for Hopper
+        assert record.configs == len(offered)  # of the kernel for Hopper
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9, of its own default
+@pytest.mark.parametrize("mask", ["causal", "causal.l100"])
 @pytest.mark.parametrize("head_dim", [64, 80, 96])
-def test_what_products_read_stays_while_they_run(kernels, head_dim):
+def test_what_products_read_stays_while_they_run(kernels, head_dim, mask):
     """P V goes on beside the next softmax: on a card a kernel that computed P first gave NaN."""
     (flash,) = loader.load("kernels/flash_attention.py:flash")
-    of = Case.parse(f"pass=fwd s=512x512 d={head_dim} dtype=float16 mask=causal seed=1")
-    for config in configs(kernels, head_dim):
+    of = Case.parse(f"pass=fwd s=512x512 d={head_dim} dtype=float16 mask={mask} seed=1")
+    for config in configs(kernels, head_dim, of.problem.mask):
         (kernel,) = launched(flash, of, config).kernels
         usage = compiled(kernel, CHIPS["sm_90"])
         assert not usage.error
@@ -154,7 +160,6 @@ def test_lengths_masks_and_strides(kernels, of):
         {"softmax_scale": -0.2},
         {"softmax_scale": 0.0},
         {"softmax_scale": 2.0**21},
-        {"mask": Mask(window_left=30)},
         {"mask": Mask(pattern="prefix:20")},
         {"batch": 1, "mask": Mask(documents=((100, 150), (50, 50)))},
         {"layout_k": Layout(pad=(0, 0, 4, 0))},  # rows at 8 bytes
@@ -173,8 +178,6 @@ def test_what_does_not_fit_goes_to_the_general_kernel(kernels, fields):
 
 
 def test_further_terms_go_to_the_general_kernel(kernels):
-    of = problem(sinks=True)
-    assert run(kernels, of, sinks=torch.zeros(of.heads_q))[1] == GENERAL
     of = problem(alibi=True)
     assert run(kernels, of, alibi_slopes=torch.zeros(of.heads_q))[1] == GENERAL
     of = problem(dropout=0.5)

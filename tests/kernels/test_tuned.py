@@ -164,12 +164,14 @@ def test_lengths_outside_the_table_take_its_ends(kernels, monkeypatch):
 
     class Tuned:
         def __getitem__(self, _grid):
-            return lambda *arguments, **_: seen.append(arguments[-1])
+            return lambda *arguments, **_: seen.append(arguments[place])
 
-    monkeypatch.setattr(hopper, "_tuned", lambda _: Tuned())
+    place = hopper.hopper_forward_kernel.arg_names.index("seqlen_bucket")
+    monkeypatch.setattr(hopper, "_tuned", lambda *_: Tuned())
     x = torch.zeros(1, 1, 16, 64, dtype=torch.float16)
     for bucket in (16, 512, 2048, 1 << 20):
-        given = {"band_hi": 0, "HAS_HI": True, "seqlen_bucket": bucket}
+        given = {"band_lo": 0, "band_hi": 0, "HAS_LO": False, "HAS_HI": True}
+        given["seqlen_bucket"] = bucket
         problem = Problem(seqlen_q=16, seqlen_k=16, head_dim=64, head_dim_v=64)
         hopper.forward(problem, given, x, x, x, x, torch.zeros(1, 1, 16))
     assert seen == [512, 512, 2048, 16384]

@@ -307,3 +307,11 @@ def test_e4m3b15_is_converted_by_tritons_own_bit_tricks():
     code = {1.0: 0x78, 1.125: 0x79, 1.75: 0x7E}
     assert few[:6].tolist() == [code[1.125], code[1.0], code[1.125] - 128, *[code[1.75]] * 3]
     assert few[6:8].tolist() == [code[1.75] - 128, 1]
+
+
+def test_rounding_works_in_inference_mode_and_after_it():
+    x = np.linspace(-3, 3, 2000, dtype=np.float32)
+    for mode in (True, False):
+        with torch.inference_mode(mode):
+            rounded = floats.round_to(x.copy(), "bf16", x.copy())
+        assert np.array_equal(rounded, torch.from_numpy(x).bfloat16().float().numpy())

@@ -100,6 +100,18 @@ def test_each_replay_takes_what_is_in_the_inputs_then(run):
     assert not run.incidents
 
 
+def test_a_graph_captured_in_inference_mode_is_replayed_in_and_out_of_it():
+    x, weight = torch.empty(3, 4, **CUDA), torch.randn(5, 4, **CUDA)
+    layer = torch.nn.functional.linear
+    with torch.inference_mode():
+        graph, y = captured(lambda: layer(x.half().float(), weight).t().reshape(-1).to(x.dtype))
+    for mode in (True, False):
+        with torch.inference_mode(mode):
+            x.copy_(torch.randn(3, 4, **CUDA))
+            graph.replay()
+            torch.testing.assert_close(y, layer(x.half().float(), weight).t().reshape(-1))
+
+
 def test_random_numbers_are_new_at_each_replay():
     graph, x = captured(lambda: torch.rand(8, **CUDA))
     drawn = []

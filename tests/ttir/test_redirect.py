@@ -229,6 +229,15 @@ def test_layer_norm_in_half_precision_is_summed_in_float32():
     assert torch.equal(bias.grad, grad.double().sum(0).half())
 
 
+def test_inference_mode_changes_no_number():
+    x = torch.randn(64, 999, device="cuda", dtype=torch.float16) + 3
+    outside = torch.nn.functional.layer_norm(x, (999,))
+    with torch.inference_mode():
+        inside = torch.nn.functional.layer_norm(x, (999,))
+    assert inside.is_cuda
+    assert torch.equal(inside, outside)
+
+
 def test_everything_is_put_back():
     with torch._C.DisableTorchFunction():
         before = torch.Generator, torch.autocast.__init__, torch.library.Library.impl

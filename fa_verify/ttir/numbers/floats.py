@@ -84,7 +84,8 @@ _SCRATCH = torch.empty(1 << 18, dtype=torch.int16)
 
 @lru_cache(maxsize=256)
 def _scratch_part(size: int, scalar: str) -> torch.Tensor:
-    return _SCRATCH[:size].view(_TORCH[scalar])
+    with torch.inference_mode(mode=False):  # or nobody could write to it outside of that mode
+        return _SCRATCH[:size].view(_TORCH[scalar])
 
 
 def _scratch(size: int, scalar: str) -> torch.Tensor:

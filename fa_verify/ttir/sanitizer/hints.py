@@ -5,7 +5,8 @@ misleads the compiler here. Divisible means every value or, where values count u
 of each such run, as Triton's AxisInfo.h has it. (Of an axis along which nothing counts up, as that
 of the rows in `multiple_of(pointers, (16, 16))`, values inside a run along another axis are not
 meant: no access is widened along such an axis.) Contiguous and constant mean aligned groups of the
-claimed length. In the IR a claim belongs to the operation that computes the value: that line is
+claimed length, or of as many values as one access can take, if that is less: the usual
+`max_contiguous(x % n, 256)` is no false claim where n is a multiple of 32. In the IR a claim belongs to the operation that computes the value: that line is
 told.
 """
 
@@ -30,6 +31,8 @@ _NAMES = {
     "tt.divisibility": "multiple_of", "tt.contiguity": "max_contiguous",
     "tt.constancy": "max_constancy",
 }  # fmt: skip
+# Bytes, and so elements, of the widest access: 256 bits on sm_100 (PTX ISA, ld.global.v8.b32).
+_WIDEST = 32
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -106,7 +109,7 @@ def _broken(
     if name == "tt.divisibility":
         return _undivided(numbers, claim, unit) if shape else numbers % claim[0] != 0
     for axis, (extent, length) in enumerate(zip(shape, claim, strict=False), 1):
-        group = min(length, extent)
+        group = min(length, extent, _WIDEST)
         if group <= 1:
             continue
         change = np.diff(numbers, axis=axis, prepend=np.take(numbers, [0], axis) - unit)

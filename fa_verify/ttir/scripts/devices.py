@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
+_composite = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - torch offers no other way
 _FEWEST = 256  # storages before the first look for dead ones; the limit then follows the living
 
 
@@ -70,6 +71,11 @@ class Devices:
             result = result.clone()
         self.put(result, there=there)
         return result
+
+
+def is_composite(func: Any) -> bool:
+    """Whether an operator is a function of others; in inference mode modes see it whole."""
+    return _composite(func.name(), "CompositeImplicitAutograd")
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -129,6 +135,9 @@ class Inheritance(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kernel = self.kernels.get(func.name()) if asked and self.kernels else None
             if kernel is not None:
                 result = kernel(*args, **kwargs)
+            elif asked and torch.is_inference_mode_enabled() and is_composite(func):
+                with self:  # outside of that mode it would have come in its parts
+                    result = func.decompose(*args, **kwargs)
             else:
                 result = as_on_cuda(func, args, kwargs) if asked else func(*args, **kwargs)
             if asked:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.launch import session
 from fa_verify.ttir.launch.allocations import EMPTY
+from fa_verify.ttir.scripts.devices import is_composite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,6 +65,9 @@ class Recording(session.Recorder):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator) or not self._concerns(args, kwargs):
             return func(*args, **kwargs)
+        if is_composite(func):  # in inference mode nobody took it apart
+            with self:
+                return func.decompose(*args, **kwargs)
         if func.namespace != "aten":
             return self._custom(func, args, kwargs)
         _check(func, args, kwargs)

@@ -6,7 +6,7 @@ of each such run, as Triton's AxisInfo.h has it. (Of an axis along which nothing
 of the rows in `multiple_of(pointers, (16, 16))`, values inside a run along another axis are not
 meant: no access is widened along such an axis.) Contiguous and constant mean aligned groups of the
 claimed length, or of as many values as one access can take, if that is less: the usual
-`max_contiguous(x % n, 256)` is no false claim where n is a multiple of 32. In the IR a claim belongs
+`max_contiguous(x % n, 256)` is no false claim where 32 divides n. In the IR a claim belongs
 to the operation that computes the value: that line is told.
 """
 

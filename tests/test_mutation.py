@@ -18,7 +18,7 @@ from fa_verify.case import Case
 from fa_verify.kernel import Kernel
 from fa_verify.mutation import _sampled
 from fa_verify.mutation.choice import Choice, _Greedy, _is_plain, traits
-from fa_verify.mutation.hunt import _TRIES, _WHOLES, Hunt
+from fa_verify.mutation.hunt import _FURTHER, _KEPT, _TRIES, _WHOLES, Hunt
 from fa_verify.mutation.outcome import Outcome, score
 from fa_verify.mutation.proving import prove
 from fa_verify.mutation.quarry import Prey, Quarry
@@ -159,6 +159,7 @@ class Letter(str):
 def hunted(fates, end=None, cases=3, cheapest=1):
     hunt = object.__new__(Hunt)
     hunt.name, hunt.workers, hunt._end, hunt._pool = "k", 2, end, Workers(fates)
+    hunt._choice, hunt._further, hunt._chosen = None, 0, 0
     hunt._kernel = Kernel(name="k", forward=print, target="k.py:k")
     hunt.cases = [
         Prey(n, Case.parse(f"pass=fwd s=1x1 d=1 dtype=float16 seed={n}"), "", (False, cheapest * n))
@@ -244,10 +245,12 @@ def test_cases_are_kept_for_functions_that_few_run():
 
     hunt._look = look
     hunt.survey(Choice(kernel, 45, 0), 45)
-    assert len({prey.case for prey in hunt.cases}) == 45
+    first = 45 - 45 // _FURTHER
+    assert len({prey.case for prey in hunt.cases}) == first
     capped = [prey.case.problem.softcap > 0 for prey in hunt.cases]
-    assert not all(capped[:30])
-    assert all(capped[30:36])
+    kept = first // _KEPT
+    assert not all(capped[:-kept])
+    assert all(capped[-kept : -kept // 2])
 
 
 def test_a_mutant_that_takes_too_long_once_is_no_endless_loop(monkeypatch):

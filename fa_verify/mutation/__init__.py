@@ -25,7 +25,7 @@ from fa_verify.mutation.hunt import Hunt
 from fa_verify.mutation.outcome import Outcome, score
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from fa_verify.kernel import Kernel
     from fa_verify.mutation.quarry import Quarry
@@ -94,6 +94,11 @@ def mutate(
             f"{len(wanted)} of {len(hunt.quarries)} mutants on {len(hunt.cases)} cases, which "
             f"the kernel itself passed after {time.monotonic() - begin:.0f} s"
         )
+        for name in _unmet(hunt.quarries.values(), only):
+            console.print(
+                f"only={name!r}: no case runs such a mutant's code; left out (--cases says how "
+                "many are tried)"
+            )
         report = _Report(folder, console, hunt, wanted, begin)
         with contextlib.suppress(KeyboardInterrupt):  # what is known by then is written
             hunt.run(wanted, report.tell)
@@ -177,10 +182,9 @@ def _wanted(
                 names = ", ".join(sorted(there))
                 msg = f"{option}={name!r}: no mutant {what} here; there are {names}"
                 raise InvalidInputError(msg)
-    for name in only:
-        if not any(q.mutant.id.startswith(name) for q in quarries):
-            msg = f"only={name!r}: begins no mutant's id; a run's mutation.json lists them"
-            raise InvalidInputError(msg)
+    if only and len(_unmet(quarries, only)) == len(only):
+        msg = f"only={only[0]!r}: begins no mutant's id; a run's mutation.json lists them"
+        raise InvalidInputError(msg)
     kept = [
         q
         for q in quarries
@@ -189,6 +193,12 @@ def _wanted(
         and (not functions or q.mutant.kernel in functions)
     ]
     return kept if sample is None or len(kept) <= sample else _sampled(kept, sample, seed)
+
+
+def _unmet(quarries: Iterable[Quarry], only: Sequence[str]) -> list[str]:
+    """Names that begin no mutant's id: the cases do not run its code, or there is none."""
+    ids = [q.mutant.id for q in quarries]
+    return [name for name in only if not any(x.startswith(name) for x in ids)]
 
 
 def _sampled(kept: list[Quarry], sample: int, seed: int) -> list[Quarry]:

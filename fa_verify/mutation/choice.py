@@ -8,9 +8,10 @@ import itertools
 from typing import TYPE_CHECKING
 
 from fa_verify import campaign
+from fa_verify.mutation.pursuit import pursuing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from fa_verify.backends.base import Setup
     from fa_verify.case import Case
@@ -77,6 +78,22 @@ class Choice:
         like = [pair for pair in self._left if shared <= set(traits(pair[0]))]
         greedy = _Greedy(like)
         return self._taken([greedy.best(self._seen) for _ in range(count)])
+
+    def unlike(
+        self, known: Sequence[Case], ran: Sequence[Collection[int]], count: int
+    ) -> list[Drawn]:
+        """Cases for mutants that live: likely to run their code, and unlike those that did.
+
+        Args:
+            known: Cases that have run.
+            ran: For each mutant, which of them ran its code.
+            count: How many are asked for.
+        """
+        left = list(self._left)
+        places = pursuing(
+            [set(traits(case)) for case, _ in left], [set(traits(x)) for x in known], ran, count
+        )
+        return self._taken(left[place] for place in places)
 
     def _taken(self, found: Iterable[Drawn | None]) -> list[Drawn]:
         taken = [pair for pair in found if pair]

@@ -1,7 +1,8 @@
 """`Hunt`: mutants against cases, in worker processes; what dies sees no more cases.
 
-First each mutant runs on its part of a case only and is judged where its bits differ. What is left
-after all cases runs on whole cases under every check, those that run a kernel again included.
+First each mutant runs on its part of a case only and is judged where its bits differ. For what is
+left, further cases are chosen. What lives on runs on whole cases under every check, those that run
+a kernel again included.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ _CHUNK, _LEAST = 48, 4
 _TRIES = 40  # cases on which a mutant is tried at most: the first that were chosen
 _PROVEN = 16  # likewise, of one that is proven to change nothing: only the proof is looked after
 _WHOLES = 6  # cases on which a survivor is tried under all checks
-_KEPT = 3  # one case of so many is kept for functions that few of the others run
+# One case of so many is kept for functions that few of the others run, and one for what survives.
+_KEPT, _FURTHER = 6, 4
+_ROUNDS = 2  # in which the latter are chosen
 _MEMORY = 8 << 30
 _PATIENCE = 1.0  # seconds after which it is asked again whether the time is over
 _CASE_SECONDS = 600.0  # a process that is silent for so long is killed
@@ -86,16 +89,21 @@ class Hunt:
         self.cases: list[Prey] = []
         self.quarries: dict[str, Quarry] = {}
         self._looked_at = 0
+        self._choice: Choice | None = None
+        self._further = self._chosen = 0
 
     def survey(self, choice: Choice, count: int) -> None:
-        """Run the kernel itself on all cases, and look which mutants each allows.
+        """Run the kernel itself on cases, and look which mutants each allows.
 
-        A part of the cases is kept for Triton functions that few of the others run.
+        A part of the cases is kept for Triton functions that few of the others run, and a part for
+        mutants that survive.
 
         Args:
             choice: Where cases come from.
             count: How many are asked for.
         """
+        self._choice, self._further = choice, count // _FURTHER
+        count -= self._further
         self._look(choice.first(count - count // _KEPT))
         ran: dict[str, set[int]] = collections.defaultdict(set)
         for quarry in self.quarries.values():
@@ -142,7 +150,7 @@ class Hunt:
         return quarry
 
     def run(self, wanted: Sequence[Quarry], progress: Callable[[str, int], None]) -> None:
-        """Try mutants on parts of all cases, then what is left on whole cases.
+        """Try mutants on parts of all cases, what is left on further ones, then on whole cases.
 
         Args:
             wanted: The mutants.
@@ -153,14 +161,39 @@ class Hunt:
             progress(name, sum(q.fate is None for q in wanted))
 
         self._follow(
-            [self._trail(q, _PROVEN if q.proof else _TRIES) for q in wanted],
+            [self._trail(q, self.cases, _PROVEN if q.proof else _TRIES) for q in wanted],
             deep=False,
             tell=lambda: tell("parts"),
         )
+        for turn in range(_ROUNDS):
+            left = [q for q in wanted if q.fate is None and not q.proof]
+            self._follow(
+                self._pursued(left, self._further * (turn + 1) // _ROUNDS),
+                deep=False,
+                tell=lambda: tell("further parts"),
+            )
         same = [q for q in wanted if q.fate is None and not q.proof and not q.changed]
         prove(same, self.cases, self._ask, self._late, lambda: tell("proofs"))
         left = [q for q in wanted if q.fate is None and not q.proof]
-        self._follow([self._trail(q, _WHOLES) for q in left], deep=True, tell=lambda: tell("whole"))
+        self._follow(
+            [self._trail(q, self.cases, _WHOLES) for q in left],
+            deep=True,
+            tell=lambda: tell("whole"),
+        )
+
+    def _pursued(self, quarries: Sequence[Quarry], upto: int) -> list[_Trail]:
+        """Choose further cases for mutants that live, up to a number of all."""
+        first = len(self.cases)
+        places = {prey.number: place for place, prey in enumerate(self.cases)}
+        if self._choice is not None and quarries:
+            drawn = self._choice.unlike(
+                [prey.case for prey in self.cases],
+                [[places[number] for number in q.cases] for q in quarries],
+                upto - self._chosen,
+            )
+            self._chosen += len(drawn)
+            self._look(drawn)
+        return [self._trail(q, self.cases[first:]) for q in quarries]
 
     def _ask(self, prey: Prey, mutants: Sequence[Mutant]) -> Future[Proofs]:
         future: Future[Proofs] = self._pool.schedule(
@@ -170,9 +203,10 @@ class Hunt:
         )
         return future
 
-    def _trail(self, quarry: Quarry, most: int) -> _Trail:
+    @staticmethod
+    def _trail(quarry: Quarry, cases: Sequence[Prey], most: int | None = None) -> _Trail:
         """A mutant and the first cases on which it computes anything else, the cheapest first."""
-        meeting = [prey for prey in self.cases if prey.number in quarry.parts][:most]
+        meeting = [prey for prey in cases if prey.number in quarry.parts][:most]
         quarry.due |= {prey.number for prey in meeting}
         return _Trail(quarry, collections.deque(sorted(meeting, key=lambda prey: prey.late)))
 

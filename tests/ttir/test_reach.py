@@ -18,6 +18,7 @@ from fa_verify.ttir.mutation.recorder import Recorder
 
 HIDDEN = "a step more or less is one whose mask hides every lane, which adds nothing"
 MOVED = "a step is taken in a loop that does the same, where every mask is true"
+STORED = " of those that are stored"
 
 
 @triton.jit
@@ -69,6 +70,54 @@ def largest_kernel(x, y, columns, reach, BLOCK: tl.constexpr, MASKED: tl.constex
 
 
 @triton.jit
+def tail_kernel(x, y, columns, reach, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """As `band_kernel`; rows past the end see more, but for MASKED = 2, and for 0 come to all."""
+    first_row = tl.program_id(0) * BLOCK
+    rows = first_row + tl.arange(0, BLOCK)
+    last_row = tl.minimum(first_row + BLOCK, columns) - 1
+    end = tl.minimum(columns, last_row + reach + 1)
+    inner = tl.maximum(tl.minimum(columns, first_row + reach + 1), 0) // BLOCK * BLOCK
+    inner = tl.minimum(inner, end)
+    if first_row + BLOCK > columns:
+        inner = 0
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for first in range(0, inner, BLOCK):
+        keys = first + tl.arange(0, BLOCK)
+        numbers = tl.load(x + keys, mask=keys < columns, other=0.0)
+        total += tl.sum(tl.broadcast_to(numbers[None, :], (BLOCK, BLOCK)), 1)
+    for first in range(inner, end, BLOCK):
+        keys = first + tl.arange(0, BLOCK)
+        numbers = tl.load(x + keys, mask=keys < columns, other=0.0)
+        wide = tl.broadcast_to(numbers[None, :], (BLOCK, BLOCK))
+        seen = keys[None, :] - rows[:, None] <= reach
+        if MASKED == 2:
+            seen = seen & (rows[:, None] < columns)
+        total += tl.sum(tl.where(seen, wide, 0.0), 1)
+    if not MASKED:
+        total += tl.sum(total, 0)
+    tl.store(y + rows, total, mask=rows < columns)
+
+
+@triton.jit
+def nested_kernel(x, y, columns, reach, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """Column j of y is the sum of x[i] of the rows i that see it, j <= i + reach."""
+    own = tl.program_id(0) * BLOCK
+    lanes = own + tl.arange(0, BLOCK)
+    begin = tl.maximum(own - reach, 0) // BLOCK * BLOCK
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for first_row in range(begin, columns, BLOCK):
+        rows = first_row + tl.arange(0, BLOCK)
+        numbers = tl.load(x + rows, mask=rows < columns, other=0.0)
+        for first in range(own, tl.minimum(own + BLOCK, columns), BLOCK):
+            keys = first + tl.arange(0, BLOCK)
+            wide = tl.broadcast_to(numbers[:, None], (BLOCK, BLOCK))
+            if MASKED:
+                wide = tl.where(keys[None, :] - rows[:, None] <= reach, wide, 0.0)
+            total += wide
+    tl.store(y + lanes, tl.sum(total, 0), mask=lanes < columns)
+
+
+@triton.jit
 def early_kernel(x, y, columns, BLOCK: tl.constexpr, MASKED: tl.constexpr):
     first = tl.program_id(0) * BLOCK
     length = columns
@@ -84,7 +133,9 @@ def early_kernel(x, y, columns, BLOCK: tl.constexpr, MASKED: tl.constexpr):
 
 
 def run(kernel, alteration, columns=37, masked=True, **numbers):
-    x, y = torch.randn(64, generator=torch.Generator().manual_seed(0)), torch.zeros(64)
+    # Whole numbers: their sums are the same in any order.
+    x = torch.randint(-9, 9, (64,), generator=torch.Generator().manual_seed(0)).float()
+    y = torch.zeros(64)
     with ttir.execute(ttir.Options(alteration=alteration)) as execution:
         execution.declare(x, "x", written=True)
         kernel[(4,)](x, y, columns, *numbers.values(), BLOCK=16, MASKED=masked)
@@ -128,8 +179,24 @@ def test_a_step_that_no_lane_sees_leaves_a_running_maximum_as_it_is():
     assert HIDDEN not in {r for _, r in proven(largest_kernel, reach=5, masked=False).values()}
 
 
+def test_rows_that_nothing_stores_may_see_what_they_like():
+    found = proven(tail_kernel, reach=5).values()
+    assert ("min(a, b) is only a", HIDDEN + STORED) in found  # last_row: beyond the end
+    moved = dict(proven(tail_kernel, reach=5, masked=2).values())
+    assert MOVED + STORED in moved["a > b is a <= b"]  # a last block without masks
+    mixed = proven(tail_kernel, reach=5, masked=False).values()
+    assert not any(STORED in reason for _, reason in mixed)
+
+
+def test_a_step_that_holds_a_loop_adds_nothing_where_that_loop_adds_nothing():
+    assert ("max(a, b) is only b", HIDDEN) in proven(nested_kernel, reach=5).values()
+    assert HIDDEN not in {r for _, r in proven(nested_kernel, reach=5, masked=False).values()}
+
+
 @pytest.mark.parametrize(
-    "kernel", [band_kernel, largest_kernel, early_kernel], ids=["band", "largest", "early"]
+    "kernel",
+    [band_kernel, largest_kernel, tail_kernel, nested_kernel, early_kernel],
+    ids=["band", "largest", "tail", "nested", "early"],
 )
 def test_what_is_proven_makes_no_difference_on_any_numbers(kernel):
     options = [{"columns": columns} for columns in (1, 15, 16, 17, 31, 32, 37, 48, 64)]

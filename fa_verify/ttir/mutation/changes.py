@@ -46,6 +46,7 @@ class Facts:
         arguments: Arguments of its functions, and their names.
         owners: The operation whose region an operation stands in, if any.
         numbering: Which values are equal.
+        counters: Counters of loops, and the loops.
     """
 
     def __init__(self, module: Module) -> None:
@@ -58,6 +59,7 @@ class Facts:
             for value in function.args
         }
         self.owners: dict[Op, Op] = {}
+        self.counters: dict[Value, Op] = {}
         self._initial: dict[Value, Value] = {}
         for function in module.functions.values():
             for op in function.walk():
@@ -65,7 +67,8 @@ class Facts:
                     for block in region.blocks:
                         self.owners |= dict.fromkeys(block.ops, op)
                 if op.name == "scf.for":
-                    args = op.regions[0].blocks[0].args[1:]
+                    counter, *args = op.regions[0].blocks[0].args
+                    self.counters[counter] = op
                     self._initial |= dict(zip(args, op.operands[3:], strict=True))
 
     def inside(self, loop: Op) -> set[Value]:

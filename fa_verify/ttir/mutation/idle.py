@@ -33,8 +33,7 @@ _FINITE = object()  # a finite number for each lane
 
 def masks_of(loop: Op) -> set[Value]:
     """What a loop's body chooses numbers of a tile by, other than these numbers themselves."""
-    ops = loop.regions[0].blocks[0].ops
-    found = {op.operands[0] for op in ops if op.name == "arith.select"}
+    found = {op.operands[0] for op in loop.walk() if op.name == "arith.select"}
     return {x for x in found if x.type.shape and x.producer and x.producer.name != "arith.cmpf"}
 
 
@@ -116,6 +115,7 @@ class _Iteration:
         self._loop, self._false, self._finite = loop, false, finite
         self._handed = handed
         self._known: dict[Value, _Content] = dict(handed)
+        self._anew = set(loop.regions[0].blocks[0].args)  # another in each iteration
 
     def hands_on(self) -> bool:
         """Whether it ends as it began, and writes nothing on the way."""
@@ -130,9 +130,25 @@ class _Iteration:
                 return False
             if op.name == "tt.load" and len(op.operands) < 2 and self._moves(op.operands[0]):
                 return False  # an address that no mask guards
-            if op.results:
+            if op.name == "scf.for":
+                if not self._around(op).hands_on():
+                    return False
+                self._known |= {
+                    x: self._content(op.operands[3 + i]) for i, x in enumerate(op.results)
+                }
+            elif op.results:
                 self._known[op.results[0]] = self._made(op)
         return False
+
+    def _around(self, loop: Op) -> _Iteration:
+        """An iteration of a loop in this one's body."""
+        args = loop.regions[0].blocks[0].args[1:]
+        known = [self._content(x) for x in loop.operands[3:]]
+        handed = {x: x if y is None else y for x, y in zip(args, known, strict=True)}
+        inner = _Iteration(loop, self._false, handed, self._finite)
+        inner._known = self._known | handed
+        inner._anew |= self._anew
+        return inner
 
     def _writes(self, op: Op) -> bool:
         """Nothing is written by adding 0."""
@@ -142,7 +158,7 @@ class _Iteration:
 
     def _moves(self, value: Value) -> bool:
         """Whether a value is another in each iteration."""
-        if value in self._loop.regions[0].blocks[0].args:
+        if value in self._anew:
             return True
         op = value.producer
         return op is not None and any(map(self._moves, op.operands))

@@ -1,7 +1,8 @@
 """`Reading`: what a module's integers are, as linear expressions of what is not known of them.
 
 A minimum, a choice or a quotient is an unknown of its own; what else holds of it is one of two
-things (`refutation`). Sums and products are taken not to wrap: they are indices and lengths.
+things (`refutation`). Sums and products are taken not to wrap, and what is divided by to be above 0
+where it is not written: they are indices and lengths.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from collections.abc import Set as AbstractSet
 
+    from fa_verify.ttir.mutation.changes import Facts
     from fa_verify.ttir.mutation.inequalities import Inequality, Linear
-    from fa_verify.ttir.mutation.numbering import Numbering
     from fa_verify.ttir.syntax.ir import Op, Value
 
 __all__ = ["Altered", "Reading", "UnclearError", "either"]
 
-Axes = tuple[int, ...]
+Axes = tuple[int | None, ...]
 
 
 Side = tuple[list["Inequality"], list[Any]]
@@ -64,17 +65,17 @@ class Reading:
         known: All of these hold, of the values that were asked for; parted: likewise, as `either`.
     """
 
-    def __init__(self, numbering: Numbering) -> None:
+    def __init__(self, module: Facts) -> None:
         """Suppose nothing yet.
 
         Args:
-            numbering: Which values are equal.
+            module: What is known of it.
         """
         self.facts: list[Inequality] = []
         self.either: list[Parted] = []
         self.known: list[Inequality] = []
         self.parted: list[Parted] = []
-        self._numbering = numbering
+        self._numbering, self._counters = module.numbering, module.counters
         self._given: dict[Value, Linear] = {}
         self._read: dict[tuple[Value, Axes, bool], Linear] = {}
         self._quotients: set[Hashable] = set()
@@ -107,10 +108,23 @@ class Reading:
         if text is not None:
             return {ONE: int(parse_number(text, Type(value.type.scalar)))}
         op, name = value.producer, (value, axes, altered is not None)
+        if value in self._counters:
+            return self._turn(self._counters[value], name)
         rule = None if op is None else self._RULES.get(op.name)
         if op is None or rule is None:
             return self._unknown(name, value)
         return rule(self, op, name, axes, altered)
+
+    def _turn(self, loop: Op, name: Hashable) -> Linear:
+        """The counter of a loop that nothing altered reaches, in some iteration."""
+        step = number(loop.operands[2])
+        if step is None or int(step) <= 0:
+            return {name: 1}
+        turn = {("turn", name): 1}
+        begin, end = (self.value(x) for x in loop.operands[:2])
+        counter = plus(begin, times(turn, int(step)))
+        self.known += [turn, at_least(end, counter, 1)]
+        return counter
 
     def _spread(self, op: Op, _name: Hashable, axes: Axes, altered: Altered | None) -> Linear:
         return self.value(op.operands[0], _inner(op, axes), altered)
@@ -170,10 +184,10 @@ class Reading:
         n = by.get(ONE, 0)
         if set(by) - {ONE} or n <= 0:
             unknown = self._unknown(name, op.results[0])
-            if op.name == "arith.remsi":
-                usual = [x, at_least(by, {}, 1), unknown, at_least(by, unknown, 1)]
-                other = either([at_least({}, x, 1)], [at_least({}, by, 1)])
-                self.parted.append(((usual, []), ([], [other])))
+            if set(by) - {ONE}:
+                self.known.append(at_least(by, {}, 1))
+                rest = [at_least(by, unknown, 1)] if op.name == "arith.remsi" else []
+                self.parted.append(either([x, unknown, *rest], [at_least({}, x, 1)]))
             return unknown
         key = ("quotient", frozenset(x.items()), n)
         quotient: Linear = {key: 1}
@@ -210,7 +224,7 @@ class Reading:
                 a, b = (self.value(x, axes, altered) for x in op.operands)
             except UnclearError:
                 return
-            self._compare(op.words[0], a, b, holds=holds)
+            self.compare(op.words[0], a, b, holds=holds)
 
     def _both(self, op: Op, axes: Axes, altered: Altered | None, *, holds: bool) -> None:
         """`a & b`, or `a | b`: both hold, or both fail, or one of them does."""
@@ -246,7 +260,8 @@ class Reading:
         facts, more, self.facts, self.either = self.facts, self.either, facts, more
         return facts, more
 
-    def _compare(self, relation: str, a: Linear, b: Linear, *, holds: bool) -> None:
+    def compare(self, relation: str, a: Linear, b: Linear, *, holds: bool) -> None:
+        """Take a comparison of integers to hold, or not to hold."""
         if relation in ("eq", "ne"):
             if holds == (relation == "eq"):
                 self.facts += [at_least(a, b), at_least(b, a)]

@@ -2,12 +2,14 @@
 
 An iteration whose mask hides every lane adds nothing; a loop with masks does what one without does
 where every mask is true. docs/mutation.md says what is taken for granted: whole numbers do not
-wrap, and what hidden lanes read is finite.
+wrap, and what hidden lanes read is finite. Lanes count only where they are stored, if what others
+hold stays with them: rows past the end.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise, permutations
+from dataclasses import replace
+from itertools import pairwise, permutations, product
 from typing import TYPE_CHECKING
 
 from fa_verify.ttir.mutation.bodies import alike, unlike
@@ -15,13 +17,16 @@ from fa_verify.ttir.mutation.idle import adds_nothing, masks_of
 from fa_verify.ttir.mutation.inequalities import ONE, at_least, minus, plus, times
 from fa_verify.ttir.mutation.integers import Altered, Reading, either
 from fa_verify.ttir.mutation.refutation import refuted
+from fa_verify.ttir.mutation.rows import stays_within, stored_where
 from fa_verify.ttir.mutation.surgery import number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from fa_verify.ttir.mutation.changes import Facts
     from fa_verify.ttir.mutation.inequalities import Linear
+    from fa_verify.ttir.mutation.rows import Condition
     from fa_verify.ttir.syntax.ir import Op, Value
 
 __all__ = ["same_iterations"]
@@ -46,6 +51,7 @@ def same_iterations(altered: Altered, loops: Sequence[Op], facts: Facts) -> str:
 _NEVER = "never"
 _HIDDEN = "a step more or less is one whose mask hides every lane, which adds nothing"
 _MOVED = "a step is taken in a loop that does the same, where every mask is true"
+_STORED = " of those that are stored"
 
 
 def _in_a_row(loops: Sequence[Op], facts: Facts) -> bool:
@@ -84,7 +90,7 @@ class _Iterations:
         if self._step <= 0:
             return False
         return self._fixed or all(
-            refuted(self._unaligned(loop, altered), self._numbering)
+            refuted(self._unaligned(loop, altered), self._facts)
             for loop in self._loops
             for altered in (None, self._altered)
         )
@@ -128,16 +134,18 @@ class _Iterations:
                 for other in self._loops:
                     self._taken(reading, other, theirs, taken=False)
 
-            if refuted(build, self._numbering):
+            if refuted(build, self._facts):
                 continue
             masks = masks_of(loop)
             if not adds_nothing(loop, masks):
                 return ""
-            if not adds_nothing(
-                loop, {x for x in masks if self._never(x, loop, build, holds=True)}
-            ):
-                return ""
+            false = {x for x in masks if self._never(x, loop, build, holds=True)}
             reason = _HIDDEN
+            if not adds_nothing(loop, false):
+                found = self._stored([(loop, masks - false)], build, holds=True)
+                if not any(adds_nothing(loop, false | more) for (more,) in found):
+                    return ""
+                reason = _HIDDEN + _STORED
         return reason
 
     def moved(self, one: Op, other: Op) -> str:
@@ -147,7 +155,7 @@ class _Iterations:
             self._taken(reading, one, None, taken=True)
             self._taken(reading, other, self._altered, taken=True)
 
-        if refuted(build, self._numbering):
+        if refuted(build, self._facts):
             return _NEVER
         masks = unlike((one, other), self._facts)
         if not alike((one, other), masks, self._facts):
@@ -156,12 +164,41 @@ class _Iterations:
             {x for x in found if self._never(x, loop, build, holds=False)}
             for loop, found in zip((one, other), masks, strict=True)
         ]
-        return _MOVED if alike((one, other), true, self._facts) else ""
+        if alike((one, other), true, self._facts):
+            return _MOVED
+        left = [(loop, a - b) for loop, a, b in zip((one, other), masks, true, strict=True)]
+        for found in self._stored(left, build, holds=False):
+            if alike((one, other), [a | b for a, b in zip(true, found, strict=True)], self._facts):
+                return _MOVED + _STORED
+        return ""
+
+    def _stored(
+        self, left: Sequence[tuple[Op, AbstractSet[Value]]], build: Callable[[Reading], None],
+        *, holds: bool,
+    ) -> Iterator[list[set[Value]]]:  # fmt: skip
+        """Conditions of loops that hold, or fail, in no lane that is stored; others stay apart.
+
+        Yields:
+            Those of each loop, for one thing that stores ask of an axis.
+        """
+        for axis, asked in product((0, 1), stored_where(self._facts)):
+            shown = replace(asked, axis=axis)
+            yield [
+                {
+                    x
+                    for x in conditions
+                    if axis < len(x.type.shape)
+                    and self._never(x, loop, build, holds=holds, shown=shown)
+                    and stays_within(x, shown, self._facts)
+                }
+                for loop, conditions in left
+            ]
 
     def _never(
-        self, condition: Value, loop: Op, build: Callable[[Reading], None], *, holds: bool
-    ) -> bool:
-        """Whether a condition of a loop's body holds, or fails, in no lane."""
+        self, condition: Value, loop: Op, build: Callable[[Reading], None], *, holds: bool,
+        shown: Condition | None = None,
+    ) -> bool:  # fmt: skip
+        """Whether a condition of a loop's body holds, or fails, in no lane (that is shown)."""
 
         def suppose(reading: Reading) -> None:
             build(reading)
@@ -169,5 +206,11 @@ class _Iterations:
             reading.knows(counter, self._turn(reading))
             axes = tuple(range(len(condition.type.shape)))
             reading.assume(condition, axes, holds=holds)
+            if shown is not None:
+                sides = (
+                    reading.value(x, tuple(shown.axis if n > 1 else None for n in x.type.shape))
+                    for x in (shown.left, shown.right)
+                )
+                reading.compare(shown.relation, *sides, holds=True)
 
-        return refuted(suppose, self._numbering)
+        return refuted(suppose, self._facts)

@@ -38,7 +38,7 @@ def comes_to_nothing(mine: Value, other: Value, facts: Facts) -> str:
     if mine.type != other.type or not mine.type.is_int or (mine.type.shape and mine.type.bits > 1):
         return ""
     axes = tuple(range(len(mine.type.shape)))
-    if refuted(lambda reading: _differ(reading, mine, other, axes), facts.numbering):
+    if refuted(lambda reading: _differ(reading, mine, other, axes), facts):
         return "it is the same, whatever the kernel is given"
     if axes:
         return ""
@@ -87,7 +87,7 @@ def _nothing_stored(mine: Value, other: Value, facts: Facts) -> str:
             _differ(reading, mine, other)
             reading.assume(mask, tuple(range(len(mask.type.shape))), holds=True)
 
-        return refuted(build, facts.numbering)
+        return refuted(build, facts)
 
     if not all(map(hidden, masks)) or not _dependent(mine, facts).isdisjoint(masks):
         return ""

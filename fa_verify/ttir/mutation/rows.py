@@ -9,7 +9,7 @@ condition leave them out.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fa_verify.ttir.lowering.lower import MASK_OPERAND
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from fa_verify.ttir.mutation.changes import Facts
     from fa_verify.ttir.syntax.ir import Op, Value
 
-__all__ = ["hidden_again", "never_seen", "never_taken"]
+__all__ = ["Condition", "hidden_again", "never_seen", "never_taken", "stays_within", "stored_where"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Condition:
+class Condition:
     """A comparison of what lies along one axis (None: the same in the whole tile; `_ALL`: any)."""
 
     relation: str
@@ -34,7 +34,7 @@ class _Condition:
 
 
 _ALL = -1  # the axis of a comparison that differs from lane to lane
-_Lanes = frozenset[_Condition]
+_Lanes = frozenset[Condition]
 _STORES = frozenset({"tt.store", "tt.atomic_rmw"})
 
 
@@ -56,7 +56,7 @@ def never_taken(op: Op, kept: int, facts: Facts) -> str:
     name = op.name.partition(".")[2]
     relation = "olt" if name.endswith("f") else "slt"  # equal zeros may differ in their sign
     lesser, greater = (one, other) if name.startswith("min") else (other, one)
-    lanes = frozenset({_Condition(relation, lesser, greater, _ALL)})
+    lanes = frozenset({Condition(relation, lesser, greater, _ALL)})
     if not _Spread(op.results[0], lanes, facts).contained:
         return ""
     return "where the other operand is taken, another value is chosen afterwards"
@@ -68,6 +68,25 @@ def hidden_again(value: Value, mask: Value, facts: Facts) -> str:
     if not complete or not _Spread(value, lanes, facts).contained:
         return ""
     return "where its mask is false, the same mask hides what is made of it"
+
+
+def stored_where(facts: Facts) -> set[Condition]:
+    """What masks of stores ask of one axis each, whichever it is."""
+    masks = [
+        op.operands[MASK_OPERAND[op.name]]
+        for op in facts.module.entry.walk()
+        if op.name in _STORES and len(op.operands) > MASK_OPERAND[op.name]
+    ]
+    found = frozenset[Condition]().union(*(_conditions(mask, facts)[0] for mask in masks))
+    return {replace(x, axis=0) for x in found if x.axis not in {None, _ALL}}
+
+
+def stays_within(value: Value, hidden: Condition, facts: Facts) -> bool:
+    """Whether what a value is in lanes where a condition is false reaches no others, and no memory.
+
+    Masks of stores alone leave such lanes out; selects, which not every loop has, do not count.
+    """
+    return _Spread(value, frozenset({hidden}), facts, stores_only=True).contained
 
 
 def _conditions(mask: Value, facts: Facts) -> tuple[_Lanes, bool]:
@@ -92,7 +111,7 @@ def _conditions(mask: Value, facts: Facts) -> tuple[_Lanes, bool]:
     if relation.endswith(("gt", "ge")):
         relation, left, right = f"{relation[:-2]}l{relation[-1]}", right, left
     axis = _ALL if across else next(iter(axes), None)
-    return frozenset({_Condition(relation, left, right, axis)}), True
+    return frozenset({Condition(relation, left, right, axis)}), True
 
 
 def _line(value: Value) -> tuple[Value, frozenset[int]]:
@@ -126,7 +145,7 @@ def _moved(op: Op, lanes: _Lanes) -> _Lanes:
 def _renamed(lanes: _Lanes, rename: object) -> _Lanes:
     assert callable(rename)  # noqa: S101 - for mypy
     return frozenset(
-        _Condition(x.relation, x.left, x.right, None if x.axis is None else rename(x.axis))
+        Condition(x.relation, x.left, x.right, None if x.axis is None else rename(x.axis))
         for x in lanes
     )
 
@@ -134,8 +153,11 @@ def _renamed(lanes: _Lanes, rename: object) -> _Lanes:
 class _Spread:
     """Follows touched lanes from a value through all that reads it."""
 
-    def __init__(self, start: Value, hidden: _Lanes, facts: Facts) -> None:
+    def __init__(
+        self, start: Value, hidden: _Lanes, facts: Facts, *, stores_only: bool = False
+    ) -> None:
         self.contained = True
+        self._stores_only = stores_only
         self._facts = facts
         self._touched: dict[Value, _Lanes] = {}
         self._pending: list[Value] = []
@@ -165,8 +187,9 @@ class _Spread:
         elif op.name == "tt.dot":
             self._multiplied(op)
         elif op.name == "arith.select":
-            shown, _ = _conditions(op.operands[0], self._facts)
-            first = self._of(op.operands[1]) - shown
+            first = self._of(op.operands[1])
+            if not self._stores_only:
+                first -= _conditions(op.operands[0], self._facts)[0]
             self._touch(op.results[0], self._of(op.operands[0]) | first | self._of(op.operands[2]))
         elif op.name in RESHAPING or op.name == "tt.trans":
             if any(x.axis == _ALL for x in lanes):  # compared in another shape

@@ -15,12 +15,12 @@ import pytest
 from fa_verify import loader
 from fa_verify.backends.base import Setup
 from fa_verify.case import Case
-from fa_verify.kernel import Kernel
 from fa_verify.mutation import _sampled
 from fa_verify.mutation.choice import Choice, _Greedy, _is_plain, traits
-from fa_verify.mutation.hunt import _FURTHER, _KEPT, _TRIES, _WHOLES, Hunt
+from fa_verify.mutation.hunt import _FURTHER, _KEPT, _ROUNDS, _TRIES, _WHOLES, Hunt
 from fa_verify.mutation.outcome import Outcome, score
 from fa_verify.mutation.proving import prove
+from fa_verify.mutation.pursuit import pursuing
 from fa_verify.mutation.quarry import Prey, Quarry
 from fa_verify.mutation.subject import Fate, Subject
 from fa_verify.mutation.table import render
@@ -91,7 +91,6 @@ def test_a_name_of_nothing_is_misuse(tmp_path, options, says):
     [
         ("tests/targets/wrong.py:wrong", "passes none of 1 cases; mend it first: "),
         ("tests/targets/plain.py:right", "launches no Triton kernel"),
-        ("tests/targets/wrong.py", "names 7 kernels"),
     ],
 )
 def test_what_cannot_be_mutated_says_why(tmp_path, target, says):
@@ -158,11 +157,15 @@ class Letter(str):
 
 def hunted(fates, end=None, cases=3, cheapest=1):
     hunt = object.__new__(Hunt)
-    hunt.name, hunt.workers, hunt._end, hunt._pool = "k", 2, end, Workers(fates)
-    hunt._choice, hunt._further, hunt._chosen = None, 0, 0
-    hunt._kernel = Kernel(name="k", forward=print, target="k.py:k")
+    hunt.workers, hunt._end, hunt._pool, hunt._choices = 2, end, Workers(fates), {}
     hunt.cases = [
-        Prey(n, Case.parse(f"pass=fwd s=1x1 d=1 dtype=float16 seed={n}"), "", (False, cheapest * n))
+        Prey(
+            n,
+            "k.py:k",
+            Case.parse(f"pass=fwd s=1x1 d=1 dtype=float16 seed={n}"),
+            "",
+            (False, cheapest * n),
+        )
         for n in range(cases)
     ]
     quarries = [Quarry(Letter(name), Found(says="wrong")) for name in "abcdef"]
@@ -233,18 +236,18 @@ def test_the_case_that_brings_most_comes_next_and_plain_ones_have_their_turns():
 def test_cases_are_kept_for_functions_that_few_run():
     (kernel,) = loader.load(TARGET)
     hunt = object.__new__(Hunt)
-    hunt.cases, hunt.quarries, hunt._looked_at = [], {}, 0
+    hunt.cases, hunt.quarries, hunt._looked_at, hunt._choices = [], {}, 0, {}
 
-    def look(drawn):
+    def look(target, drawn):
         for number, (case, setup) in enumerate(drawn, hunt._looked_at):
-            hunt.cases.append(Prey(number, case, setup, (False, 0)))
+            hunt.cases.append(Prey(number, target, case, setup, (False, 0)))
             for name in ("all", "cap") if case.problem.softcap else ("all",):
                 mutant = types.SimpleNamespace(id=name, kernel=name)
                 hunt.quarries.setdefault(name, Quarry(mutant, Found(says="x"))).cases.add(number)
         hunt._looked_at += len(drawn)
 
     hunt._look = look
-    hunt.survey(Choice(kernel, 45, 0), 45)
+    hunt.survey("k.py:k", Choice(kernel, 45, 0), 45)
     first = 45 - 45 // _FURTHER
     assert len({prey.case for prey in hunt.cases}) == first
     capped = [prey.case.problem.softcap > 0 for prey in hunt.cases]
@@ -286,7 +289,13 @@ def test_what_is_proven_is_proven_on_every_case_that_is_asked():
     }
     quarries = {name: Quarry(mutants[name], Found(says=name), cases={0, 1}) for name in names}
     cases = [
-        Prey(n, Case.parse(f"pass=fwd s=9x9 d=8 dtype=float16 seed={n}"), Setup(), (False, -n))
+        Prey(
+            n,
+            "k.py:k",
+            Case.parse(f"pass=fwd s=9x9 d=8 dtype=float16 seed={n}"),
+            Setup(),
+            (False, -n),
+        )
         for n in (0, 1)
     ]
     asked = []
@@ -323,3 +332,47 @@ def test_a_hunt_ends_in_time_and_keeps_what_it_knows():
     assert found["a"].fate.kind == "killed"
     assert found["f"].fate is None
     assert not found["f"].tried
+
+
+def test_further_cases_run_what_lives_and_are_unlike_those_it_met():
+    known = [{"path a", "one"}, {"path a", "one"}, {"path b", "one"}, {"path b", "many"}]
+    offered = [{"path b", "many"}, {"path a", "one"}, {"path a", "many"}, {"path b", "one"}]
+    assert pursuing(offered, known, [{0, 1}], 1) == [2]  # its path, and what it has not met
+    assert len(pursuing(offered, known, [{0, 1}, {2, 3}], 9)) == 4
+    assert pursuing(offered, known, [set()], 3) == []
+    assert pursuing([], known, [{0}], 3) == []
+
+
+def test_cases_are_chosen_for_what_survives():
+    (kernel,) = loader.load(TARGET)
+    choice = Choice(kernel, 30, 0)
+    hunt = object.__new__(Hunt)
+    hunt.cases, hunt._looked_at, hunt._choices = [], 0, {TARGET: (choice, 8)}
+    quarry = Quarry(Letter("a"), Found(says="x"))
+
+    def look(target, drawn):
+        for number, (case, setup) in enumerate(drawn, hunt._looked_at):
+            hunt.cases.append(Prey(number, target, case, setup, (False, 0)))
+            if case.problem.softcap:
+                quarry.meets(number, 0, differs=True)
+        hunt._looked_at += len(drawn)
+
+    hunt._look = look
+    look(TARGET, choice.first(20))
+    before = set(quarry.cases)
+    (trail,) = hunt._pursued([quarry])
+    found = hunt.cases[20:]
+    assert len(found) == 8 // _ROUNDS
+    assert all(prey.case.problem.softcap for prey in found)
+    assert {prey.number for prey in trail.left} == quarry.cases - before
+    assert hunt._pursued([]) == []
+
+
+def test_mutants_of_several_kernels_meet_cases_of_each(tmp_path):
+    code, said, outcomes = mutate(
+        tmp_path, "--cases", "1", "--only", "grid", "--only", "no-such",
+        target="fa_verify/zoo/kernels/launch.py",
+    )  # fmt: skip
+    assert code == 0, said
+    assert "only='no-such': no case runs such a mutant's code" in said
+    assert len({o.kernel for o in outcomes}) > 3, said

@@ -54,7 +54,7 @@ def selftest(target: str | None, folder: Path, **options: Any) -> int:
     type=click.IntRange(min=1),
     default=64,
     show_default=True,
-    help="Cases that mutants are tried on.",
+    help="Cases of each kernel that mutants are tried on.",
 )
 @BUDGET
 @SEED

@@ -27,7 +27,6 @@ from fa_verify.mutation.outcome import Outcome, score
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fa_verify.kernel import Kernel
     from fa_verify.mutation.quarry import Quarry
 
 __all__ = ["mutate"]
@@ -52,12 +51,12 @@ def mutate(
     """Make mutants of a kernel, run the suite on each, print and write what became of them.
 
     Args:
-        target: The kernel.
+        target: The kernel, or several: of mutants that they share each is tried on cases of all.
         folder: Where mutation.json and mutation.md are written.
         only: Ids (or beginnings of ids) of mutants; empty: all.
         operators: Kinds of change; empty: all.
         functions: Triton functions that are mutated; empty: all.
-        cases: How many cases (`choice.Choice`).
+        cases: How many cases of each kernel (`choice.Choice`).
         budget: Seconds for all; mutants that had fewer cases for it say so.
         seed: Of the distribution, and of the sample.
         sample: At most so many mutants, of each function and operator as large a share.
@@ -69,11 +68,12 @@ def mutate(
     """
     console = Console(highlight=False)
     begin = time.monotonic()
-    kernel = _kernel(target)
+    kernels = loader.load(target)
     workers = workers or len(os.sched_getaffinity(0))
-    hunt = Hunt(kernel, workers, None if budget is None else begin + budget)
+    hunt = Hunt(workers, None if budget is None else begin + budget)
     try:
-        hunt.survey(Choice(kernel, cases, seed), cases)
+        for kernel in kernels:
+            hunt.survey(kernel.target, Choice(kernel, cases, seed), cases)
         if not hunt.cases and not hunt.unfit:
             msg = f"budget={budget:g} s: over before the kernel itself had run; give it more time"
             raise InvalidInputError(msg)
@@ -92,14 +92,15 @@ def mutate(
         )  # fmt: skip
         console.print(
             f"{len(wanted)} of {len(hunt.quarries)} mutants on {len(hunt.cases)} cases, which "
-            f"the kernel itself passed after {time.monotonic() - begin:.0f} s"
+            f"pass without them, after {time.monotonic() - begin:.0f} s"
         )
+        names = ", ".join(kernel.name for kernel in kernels)
         for name in _unmet(hunt.quarries.values(), only):
             console.print(
                 f"only={name!r}: no case runs such a mutant's code; left out (--cases says how "
                 "many are tried)"
             )
-        report = _Report(folder, console, hunt, wanted, begin)
+        report = _Report(folder, console, names, hunt, wanted, begin)
         with contextlib.suppress(KeyboardInterrupt):  # what is known by then is written
             hunt.run(wanted, report.tell)
     finally:
@@ -114,10 +115,11 @@ def mutate(
 class _Report:
     """What is known of the mutants, told and written while they are tried."""
 
-    def __init__(
-        self, folder: Path, console: Console, hunt: Hunt, wanted: list[Quarry], begin: float
-    ) -> None:
-        self._folder, self._console, self._hunt = folder, console, hunt
+    def __init__(  # noqa: PLR0917
+        self, folder: Path, console: Console, names: str, hunt: Hunt, wanted: list[Quarry],
+        begin: float,
+    ) -> None:  # fmt: skip
+        self._folder, self._console, self._names, self._hunt = folder, console, names, hunt
         self._wanted, self._begin = wanted, begin
         self._next = time.monotonic()
 
@@ -136,7 +138,7 @@ class _Report:
         undone = sum(q.fate is None and not q.due <= q.tried for q in self._wanted)
         over = f"; the time was over before {undone} had met all cases" if undone else ""
         return (
-            f"{100 * total.share:.1f}% of {total.killed + total.survived} mutants of {hunt.name} "
+            f"{100 * total.share:.1f}% of {total.killed + total.survived} mutants of {self._names} "
             f"killed; {total.survived} survived, {total.equivalent} proven equivalent, "
             f"{total.invalid} invalid ({all_of}{len(hunt.cases)} cases, "
             f"{time.monotonic() - self._begin:.0f} s on {hunt.workers} workers{over})"
@@ -149,14 +151,6 @@ class _Report:
         unfit = [f"{why} [{case}]" for case, why in self._hunt.unfit]
         _write(self._folder, outcomes, table.render(outcomes, self.headline(outcomes), unfit))
         return outcomes
-
-
-def _kernel(target: str) -> Kernel:
-    kernels = loader.load(target)
-    if len(kernels) != 1:
-        msg = f"target={target!r}: names {len(kernels)} kernels; mutate needs file.py:NAME"
-        raise InvalidInputError(msg)
-    return kernels[0]
 
 
 def _wanted(

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from fa_verify.case import Case
-    from fa_verify.kernel import Kernel
     from fa_verify.mutation.choice import Choice, Drawn
     from fa_verify.mutation.proving import Proofs
     from fa_verify.ttir.mutation.mutants import Mutant
@@ -64,17 +63,16 @@ class Hunt:
     """One run.
 
     Attributes:
-        name: Of the kernel; workers: how many processes.
+        workers: How many processes.
         unfit: Cases on which the kernel itself fails, and how; no mutant is judged by them.
         cases: Cases that mutants are judged by.
         quarries: All mutants that the cases allow, by their ids.
     """
 
-    def __init__(self, kernel: Kernel, workers: int, end: float | None) -> None:
+    def __init__(self, workers: int, end: float | None) -> None:
         """Start the processes.
 
         Args:
-            kernel: The kernel.
             workers: Processes.
             end: `time.monotonic()` moment after which nothing is begun; None: no limit.
         """
@@ -83,44 +81,45 @@ class Hunt:
         self._pool = pebble.ProcessPool(
             max_workers=workers, context=context, initializer=work.start, initargs=(_MEMORY,)
         )
-        self.name, self.workers = kernel.name, workers
-        self._kernel, self._end = kernel, end
+        self.workers, self._end = workers, end
         self.unfit: list[tuple[Case, str]] = []
         self.cases: list[Prey] = []
         self.quarries: dict[str, Quarry] = {}
         self._looked_at = 0
-        self._choice: Choice | None = None
-        self._further = self._chosen = 0
+        self._choices: dict[str, tuple[Choice, int]] = {}
 
-    def survey(self, choice: Choice, count: int) -> None:
-        """Run the kernel itself on cases, and look which mutants each allows.
+    def survey(self, target: str, choice: Choice, count: int) -> None:
+        """Run a kernel itself on cases, and look which mutants each allows.
 
         A part of the cases is kept for Triton functions that few of the others run, and a part for
         mutants that survive.
 
         Args:
+            target: The kernel.
             choice: Where cases come from.
             count: How many are asked for.
         """
-        self._choice, self._further = choice, count // _FURTHER
-        count -= self._further
-        self._look(choice.first(count - count // _KEPT))
+        self._choices[target] = choice, count // _FURTHER
+        count += self._looked_at - count // _FURTHER
+        first = len(self.cases)
+        self._look(target, choice.first((count - self._looked_at) * (_KEPT - 1) // _KEPT))
+        mine = {prey.number: prey.case for prey in self.cases[first:]}
         ran: dict[str, set[int]] = collections.defaultdict(set)
         for quarry in self.quarries.values():
-            ran[quarry.mutant.kernel] |= quarry.cases
+            ran[quarry.mutant.kernel] |= quarry.cases & mine.keys()
         rare = sorted((len(numbers), name) for name, numbers in ran.items() if numbers)
         for turn, (met, name) in enumerate(rare):
             left = count - self._looked_at
             wanted = min(_TRIES - met, -(-left // (len(rare) - turn)))
-            known = [prey.case for prey in self.cases if prey.number in ran[name]]
-            self._look(choice.alike(known, max(0, wanted)))
-        self._look(choice.first(count - self._looked_at))
+            known = [mine[number] for number in sorted(ran[name])]
+            self._look(target, choice.alike(known, max(0, wanted)))
+        self._look(target, choice.first(count - self._looked_at))
 
-    def _look(self, drawn: Sequence[Drawn]) -> None:
+    def _look(self, target: str, drawn: Sequence[Drawn]) -> None:
         started = [
             self._pool.schedule(
                 work.survey,
-                args=(self._kernel.target, str(case), str(setup)),
+                args=(target, str(case), str(setup)),
                 timeout=_CASE_SECONDS,
             )
             for case, setup in drawn
@@ -136,7 +135,7 @@ class Hunt:
             if failure:
                 self.unfit.append((case, failure))
                 continue
-            self.cases.append(Prey(number, case, setup, late((case, setup))))
+            self.cases.append(Prey(number, target, case, setup, late((case, setup))))
             for index, (found, differ) in enumerate(parts):
                 for mutant, known in found.items():
                     self._meet(mutant, known).meets(number, index, differs=mutant in differ)
@@ -165,13 +164,9 @@ class Hunt:
             deep=False,
             tell=lambda: tell("parts"),
         )
-        for turn in range(_ROUNDS):
+        for _ in range(_ROUNDS):
             left = [q for q in wanted if q.fate is None and not q.proof]
-            self._follow(
-                self._pursued(left, self._further * (turn + 1) // _ROUNDS),
-                deep=False,
-                tell=lambda: tell("further parts"),
-            )
+            self._follow(self._pursued(left), deep=False, tell=lambda: tell("further parts"))
         same = [q for q in wanted if q.fate is None and not q.proof and not q.changed]
         prove(same, self.cases, self._ask, self._late, lambda: tell("proofs"))
         left = [q for q in wanted if q.fate is None and not q.proof]
@@ -181,24 +176,21 @@ class Hunt:
             tell=lambda: tell("whole"),
         )
 
-    def _pursued(self, quarries: Sequence[Quarry], upto: int) -> list[_Trail]:
-        """Choose further cases for mutants that live, up to a number of all."""
+    def _pursued(self, quarries: Sequence[Quarry]) -> list[_Trail]:
+        """Choose further cases of each kernel for mutants that live."""
         first = len(self.cases)
-        places = {prey.number: place for place, prey in enumerate(self.cases)}
-        if self._choice is not None and quarries:
-            drawn = self._choice.unlike(
-                [prey.case for prey in self.cases],
-                [[places[number] for number in q.cases] for q in quarries],
-                upto - self._chosen,
-            )
-            self._chosen += len(drawn)
-            self._look(drawn)
+        for target, (choice, further) in self._choices.items() if quarries else ():
+            known = [prey for prey in self.cases[:first] if prey.target == target]
+            places = {prey.number: place for place, prey in enumerate(known)}
+            ran = [[places[n] for n in q.cases if n in places] for q in quarries]
+            drawn = choice.unlike([prey.case for prey in known], ran, further // _ROUNDS)
+            self._look(target, drawn)
         return [self._trail(q, self.cases[first:]) for q in quarries]
 
     def _ask(self, prey: Prey, mutants: Sequence[Mutant]) -> Future[Proofs]:
         future: Future[Proofs] = self._pool.schedule(
             work.prove,
-            args=(self._kernel.target, str(prey.case), str(prey.setup), mutants),
+            args=(prey.target, str(prey.case), str(prey.setup), mutants),
             timeout=_CASE_SECONDS,
         )
         return future
@@ -245,7 +237,7 @@ class Hunt:
         tasks = [(x.quarry.mutant, part) for x in chunk for part in _parts(x, deep=deep)]
         future: Future[Fates] = self._pool.schedule(
             work.attempt,
-            args=(self._kernel.target, str(prey.case), str(prey.setup), tasks),
+            args=(prey.target, str(prey.case), str(prey.setup), tasks),
             timeout=_CASE_SECONDS,
         )
         return future

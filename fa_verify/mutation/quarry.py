@@ -70,11 +70,12 @@ class Prey:
 
     Attributes:
         number: Its place among those chosen.
-        case: The case; setup: how it is run.
+        target: The kernel; case: what it is run on; setup: how.
         late: Where it comes among those that a mutant is tried on.
     """
 
     number: int
+    target: str
     case: Case
     setup: Setup
     late: tuple[bool, int]

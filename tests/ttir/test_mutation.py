@@ -405,3 +405,29 @@ def test_a_factor_that_a_hidden_constant_absorbs_may_come_before_or_after_the_ma
     proofs = [found[m].proofs for m in sorted(moved, key=lambda m: found[m].line)]
     none = frozenset({""})
     assert proofs == [{"inf times 1.5 is inf"}, {"0 times 2 is 0"}, none, none, none]
+
+
+@triton.jit
+def chosen_kernel(x, y, columns, BLOCK: tl.constexpr, INSIDE: tl.constexpr):
+    """The sum of what is chosen by what was read, and by whether it lies inside."""
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < columns
+    numbers = tl.load(x + lanes, mask=inside, other=0.0)
+    chosen = numbers != 3.0
+    if INSIDE:
+        chosen = inside & chosen
+    tl.store(y, tl.sum(tl.where(chosen, numbers, 1.0), 0))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_is_chosen_by_a_false_condition_too_is_not_seen(inside):
+    def run(alteration):
+        x, y = torch.linspace(0.5, 1, 32), torch.zeros(1)
+        with ttir.execute(ttir.Options(alteration=alteration)):
+            chosen_kernel[(1,)](x, y, COLUMNS, BLOCK=32, INSIDE=inside)
+        return y
+
+    found = recorded(run)
+    (dropped,) = (m for m in found if m.operator == "drop-other")
+    assert torch.equal(run(dropped), run(None)) == inside
+    assert (found[dropped].proofs != {""}) == inside

@@ -120,7 +120,7 @@ class Reading:
         step = number(loop.operands[2])
         if step is None or int(step) <= 0:
             return {name: 1}
-        turn = {("turn", name): 1}
+        turn: Linear = {("turn", name): 1}
         begin, end = (self.value(x) for x in loop.operands[:2])
         counter = plus(begin, times(turn, int(step)))
         self.known += [turn, at_least(end, counter, 1)]

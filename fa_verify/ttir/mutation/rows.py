@@ -191,6 +191,8 @@ class _Spread:
             if not self._stores_only:
                 first -= _conditions(op.operands[0], self._facts)[0]
             self._touch(op.results[0], self._of(op.operands[0]) | first | self._of(op.operands[2]))
+        elif op.name == "arith.andi" and not self._stores_only:
+            self._touch(op.results[0], self._either_false(op))
         elif op.name in RESHAPING or op.name == "tt.trans":
             if any(x.axis == _ALL for x in lanes):  # compared in another shape
                 self.contained = False
@@ -200,6 +202,14 @@ class _Spread:
             self._touch(op.results[0], lanes)
         else:
             self.contained = False
+
+    def _either_false(self, op: Op) -> _Lanes:
+        """Lanes of a & b: a false b that is not touched hides what a holds."""
+        one, other = (self._of(x) for x in op.operands)
+        if (one and other) or op.results[0].type.scalar != "i1":
+            return one | other
+        hiding = op.operands[1 if one else 0]
+        return (one | other) - _conditions(hiding, self._facts)[0]
 
     def _stored(self, op: Op, value: Value, lanes: _Lanes) -> None:
         position = MASK_OPERAND[op.name]

@@ -36,9 +36,12 @@ from fa_verify.record import CaseRecord, read
 HERE = "benchmarks/right_implementations"
 ON_A_CARD = {
     "kernels": ("kernels/flash_attention.py",),
-    "sdpa": tuple(
-        f"{HERE}/sdpa.py:sdpa_{name}"
-        for name in ("math", "math_gqa", "efficient", "efficient_forward", "flash", "flash_gqa")
+    "sdpa": (
+        *(
+            f"{HERE}/sdpa.py:sdpa_{name}"
+            for name in ("math", "math_gqa", "efficient", "efficient_forward", "flash", "flash_gqa")
+        ),
+        f"{HERE}/eager.py",
     ),
     "cudnn": tuple(
         f"{HERE}/sdpa.py:sdpa_{name}" for name in ("cudnn", "cudnn_masks", "cudnn_gradients")
@@ -48,7 +51,10 @@ ON_A_CARD = {
 }
 ON_THE_CPU = {
     "emulators": (
-        *(f"{HERE}/{name}.py" for name in ("emulated", "varied", "algorithms", "gradients", "fp8")),
+        *(
+            f"{HERE}/{name}.py"
+            for name in ("emulated", "varied", "algorithms", "parts", "gradients", "eager", "fp8")
+        ),
         *(
             f"{HERE}/sdpa.py:sdpa_{name}"
             for name in ("math", "math_gqa", "flash_cpu", "flash_cpu_float32")

@@ -19,7 +19,10 @@ _NAMES: dict[str, tuple[object, ...]] = {
     "p_dtype": get_args(Format),
     "ds_dtype": get_args(Format),
     "ds_scale": ("before", "after", None),
-    "prescaled": ("q", "k", None),
+    "prescaled": ("q", "k", "qk", None),
+    "part_dtype": ("float32", "input"),
+    "gqa_dtype": ("float32", "input"),
+    "gradient_dtype": ("float32", "input"),
     "accumulator": ("float32",),
 }
 
@@ -31,10 +34,12 @@ class Arithmetic:
     Attributes:
         p_dtype: Format that P is rounded to before P V; "input" is the dtype of q, k, v.
         p_scale: What P is multiplied by for that, and the sum divided by (256 uses more of e4m3).
+            Below 1: what P is relative to may be that much above the maximum.
         p_normalised: Whether P is divided by the denominator before that, as a softmax's result is.
         ds_dtype: Format that dS is rounded to before dS K and dS^T Q.
         ds_scale: Whether softmax_scale is applied before or after the cast of dS; None: either.
-        prescaled: Which operand softmax_scale is folded into in the storage dtype, if any.
+        prescaled: Which operand softmax_scale is folded into in the storage dtype, if any; "qk":
+            its square root into both.
         l_from_rounded_p: Whether the softmax denominator sums the rounded P.
         ds_from_rounded_p: Whether dS = P (dP - delta) takes the P that was rounded for P^T dO.
         masked_logit: What hidden logits become, or have added: a finite number declares that a
@@ -57,6 +62,17 @@ class Arithmetic:
             exp(lse of a part - lse of all), both rounded to float32 (split-KV decoding).
         alibi_by_key: Whether ALiBi is slope * key for keys up to the diagonal, and lse is corrected
             by slope * diagonal afterwards (flash-attn under a causal mask).
+        merges: How many such merges follow one another (devices of a ring less 1); parts that are
+            merged at once, or in a tree by their maxima and denominators, count as one.
+        merged_by_sigmoid: Whether they are merged as o - sigmoid(lse_i - lse) (o - o_i).
+        part_dtype: Format of the o of a part, and of what is merged again.
+        gqa_dtype: Format of each query head's dK and dV before those of a group are added: "input"
+            for FlashAttention 2, and for autograd where k and v are repeated.
+        gradient_dtype: Format of dQ, dK and dV between the blocks that are added to them: "input"
+            for 16-bit atomics.
+        eager: Whether it is written in operations on whole matrices that each round their result to
+            the inputs' dtype: logits, P, dP and dS, and each head's gradients. It implies
+            p_normalised, ds_from_rounded_p, delta_from_p_dp and gqa_dtype="input".
         tanh_ulps: Absolute error of softcap's tanh in units of 2^-24; 20 covers the usual forms
             2 * sigmoid(2x) - 1 and 1 - 2 / (exp(2x) + 1). PTX's tanh.approx needs 8400.
     """
@@ -66,7 +82,7 @@ class Arithmetic:
     p_normalised: bool = False
     ds_dtype: Format = "input"
     ds_scale: Literal["before", "after"] | None = None
-    prescaled: Literal["q", "k"] | None = None
+    prescaled: Literal["q", "k", "qk"] | None = None
     l_from_rounded_p: bool = False
     ds_from_rounded_p: bool = False
     masked_logit: float = -math.inf
@@ -81,6 +97,12 @@ class Arithmetic:
     fp8_promoted: int | None = None
     dequantized: Literal["bfloat16"] | None = None
     merged_by_lse: bool = False
+    merges: int = 1
+    merged_by_sigmoid: bool = False
+    part_dtype: Literal["float32", "input"] = "float32"
+    gqa_dtype: Literal["float32", "input"] = "float32"
+    gradient_dtype: Literal["float32", "input"] = "float32"
+    eager: bool = False
     alibi_by_key: bool = False
     tanh_ulps: float = 20.0
 
@@ -95,11 +117,21 @@ class Arithmetic:
             if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
                 msg = f"{name}={value!r}: must be a finite number, at least 0"
                 raise InvalidInputError(msg)
-        for name in ("block_n", "fp8_promoted"):
+        if not (isinstance(self.p_scale, int | float) and 2.0**-60 <= self.p_scale <= 2.0**60):
+            msg = f"p_scale={self.p_scale!r}: must be a number from 2^-60 to 2^60"
+            raise InvalidInputError(msg)
+        for name in ("block_n", "fp8_promoted", "merges"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value > 0):
-                msg = f"{name}={value!r}: must be an integer above 0, or None"
-                raise InvalidInputError(msg)
+            absent = value is None and name != "merges"
+            if not (absent or (isinstance(value, int) and value > 0)):
+                msg = f"{name}={value!r}: must be an integer above 0"
+                raise InvalidInputError(msg if name == "merges" else msg + ", or None")
+        if self.eager:
+            for name in ("p_normalised", "ds_from_rounded_p", "delta_from_p_dp"):
+                object.__setattr__(self, name, True)
+            object.__setattr__(self, "gqa_dtype", "input")
+        if self.merged_by_sigmoid or self.merges > 1 or self.part_dtype == "input":
+            object.__setattr__(self, "merged_by_lse", True)
         if self.delta_from_p_dp:
             object.__setattr__(self, "delta_from_stored_o", False)
 

@@ -127,6 +127,9 @@ class Emulator:
         )  # near the ends
         return _flush((exact * (1 + wobble * (self.noise * 2.0**-24))).to(F32))
 
+    def _tanh(self, x: Tensor) -> Tensor:
+        return 2 * torch.sigmoid(2 * x) - 1
+
     def _operand(self, problem: Problem, x: Tensor) -> Tensor:
         if problem.dot_precision != "tf32" or self.tf32 == "exact":
             return x
@@ -212,7 +215,7 @@ class Emulator:
             cap = torch.tensor(problem.softcap, dtype=F32)
             s = s if self.prescaled else s * scale
             s = (s if early is None else s + early) / cap
-            t = 2 * torch.sigmoid(2 * s) - 1
+            t = self._tanh(s)
             s = t * cap
             return (
                 (s, torch.ones(()), t) if self.exponent == "exp" else (s * log2e, torch.ones(()), t)

@@ -106,12 +106,15 @@ def test_any_container_of_head_dims_will_do():
     [
         ({"p_dtype": "fp16"}, "p_dtype='fp16': must be one of input, float16"),
         ({"ds_scale": True}, "ds_scale=True: must be one of before, after, None"),
-        ({"prescaled": "v"}, "prescaled='v': must be one of q, k, None"),
+        ({"prescaled": "v"}, "prescaled='v': must be one of q, k, qk, None"),
         ({"accumulator": "float16"}, "accumulator='float16': must be one of float32"),
         ({"exp2_ulps": float("inf")}, "exp2_ulps=inf: must be a finite number"),
         ({"dot_ulps": "2"}, "dot_ulps='2': must be a finite number"),
         ({"tanh_ulps": -1}, "tanh_ulps=-1: must be a finite number, at least 0"),
         ({"block_n": 0}, "block_n=0: must be an integer above 0"),
+        ({"merges": 0}, "merges=0: must be an integer above 0"),
+        ({"p_scale": 0.0}, "p_scale=0.0: must be a number from 2"),
+        ({"part_dtype": "float16"}, "part_dtype='float16': must be one of float32, input"),
         ({"block_n": 64.0}, "block_n=64.0: must be an integer above 0"),
     ],
 )

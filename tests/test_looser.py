@@ -33,7 +33,11 @@ UNREAD = {"accumulator", "dq_atomics", "masked_logit"}  # by bounds: nothing to 
     [
         (Emulator(ds_from_rounded_p=True), DEFAULT, "dS from the rounded P"),
         (Emulator(l_from_rounded_p=True, block_n=16), DEFAULT, "l from the rounded P"),
-        (Emulator(prescaled="q"), DEFAULT, "q multiplied by softmax_scale in float16"),
+        (
+            Emulator(prescaled="q"),
+            DEFAULT,
+            "q multiplied by softmax_scale in float16 or eager attention",
+        ),
         (Emulator(), DEFAULT, None),
     ],
 )

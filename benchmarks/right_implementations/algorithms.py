@@ -68,31 +68,6 @@ class _TwoAccumulators(Algorithm):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Ring(Algorithm):
-    """Up to eight devices' outputs, joined one after the other with weights exp(lse - new lse)."""
-
-    def _attend(self, rows):
-        n = rows.s.shape[-1]
-        size = max(1, -(-n // 8))
-        cuts = [slice(i, min(n, i + size)) for i in range(0, n, size)] or [slice(0, 0)]
-        o = lse = None
-        for keys in cuts:
-            part = rows.cut(keys)
-            own, of_own = self._finished(part, self._leaf(part))
-            own = torch.where(of_own == -math.inf, 0.0, own)
-            o, lse = (own, of_own) if o is None else self._joined(o, lse, own, of_own)
-        if rows.sink is not None:
-            o, lse = self._joined(o, lse, 0 * o, rows.sink)
-        return o, lse
-
-    def _joined(self, o, lse, own, of_own):
-        top = zeroed(torch.maximum(lse, of_own))
-        both = top + (self._exp(lse - top) + self._exp(of_own - top)).log()
-        finite = zeroed(both)
-        return self._exp(lse - finite) * o + self._exp(of_own - finite) * own, both
-
-
-@dataclasses.dataclass(frozen=True)
 class _PowersOfTwo(Algorithm):
     """The maximum rounded up to a whole number in base 2: every rescaling is exact."""
 
@@ -270,13 +245,35 @@ class _ByKey(Algorithm):
         return lse + sign * self._by_row(problem, terms)[1].reshape(lse.shape)
 
 
+@dataclasses.dataclass(frozen=True)
+class _TanhApprox(Algorithm):
+    """PTX's tanh.approx.f32, off by up to 2^-11 of itself."""
+
+    def _tanh(self, x):
+        wobble = torch.rand(x.shape, generator=torch.Generator().manual_seed(self.seed)) * 2 - 1
+        wobble = wobble.sign() * wobble.abs().sqrt() * 2.0**-11
+        return (torch.tanh(x) * (1 + wobble)).clamp(-1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Above(Algorithm):
+    """What exponents are relative to lies ``by`` above the maximum, as a bound of it may."""
+
+    by: float = 10.0
+
+    def _peak(self, s):
+        return super()._peak(s) + self.by
+
+
+tanh_approx = kernel("tanh_approx", _TanhApprox(), Arithmetic(tanh_ulps=8400))
+above = kernel("above", _Above(block_n=32), Arithmetic(p_scale=2.0**-15))
+lifted = kernel("lifted", _Above(by=-8 * math.log(2)), Arithmetic(p_scale=256.0), sinks=False)
 two_passes = kernel("two_passes", _TwoPasses(block_n=32))
 normalised = kernel("normalised", _Normalised(), Arithmetic(p_normalised=True))
 tree = kernel("tree", _Tree(block_n=16, tf32="even"))
 by_key = kernel("by_key", _ByKey(), Arithmetic(alibi_by_key=True), sinks=False)
 double = kernel("double", _Double())
 two_accumulators = kernel("two_accumulators", _TwoAccumulators(block_n=64))
-ring = kernel("ring", _Ring(), Arithmetic(merged_by_lse=True))
 powers_of_two = kernel("powers_of_two", _PowersOfTwo(block_n=48), Arithmetic(p_scale=0.5))
 first_block = kernel("first_block", _FirstBlock(block_n=32))
 cubic_exp2 = kernel("cubic_exp2", _Polynomial(), Arithmetic(exp2_ulps=4096))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fa_verify import Arithmetic, Capabilities, Grads, Kernel, Outputs, patterns
 from fa_verify.terms import Terms
 
-__all__ = ["Emulator", "emulated", "flush"]
+__all__ = ["BIAS", "WORK", "Emulator", "emulated", "flush", "keep"]
 
 _PATH = Path(__file__).resolve().parents[2] / "tests" / "emulator.py"
 _SPEC = importlib.util.spec_from_file_location("fa_verify_emulator", _PATH)
@@ -23,10 +23,10 @@ _SPEC.loader.exec_module(_MODULE)
 Emulator, flush = _MODULE.Emulator, _MODULE._flush  # noqa: SLF001
 
 WORK = 1e6  # multiply-adds of a product: ten milliseconds
-_BIAS = ("b", "h", "q", "k", "bh", "bq", "bk", "hq", "hk", "qk", "bhq", "bhk", "bqk", "hqk", "bhqk")
+BIAS = ("b", "h", "q", "k", "bh", "bq", "bk", "hq", "hk", "qk", "bhq", "bhk", "bqk", "hqk", "bhqk")
 
 
-def _keep(problem, seed, device):
+def keep(problem, seed, device):
     """Which elements of P are kept: an independent draw for each."""
     generator = torch.Generator().manual_seed(seed % (1 << 63))
     shape = (problem.batch, problem.heads_q, problem.seqlen_q, problem.seqlen_k)
@@ -42,8 +42,8 @@ def _at_most(work):
 
 
 def _terms(problem, alibi_slopes=None, dropout_seed=None, **others):
-    keep = None if dropout_seed is None else _keep(problem, dropout_seed, "cpu")
-    return Terms(slopes=alibi_slopes, keep=keep, **others)
+    kept = None if dropout_seed is None else keep(problem, dropout_seed, "cpu")
+    return Terms(slopes=alibi_slopes, keep=kept, **others)
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ _ALL = {
     "softcap": True,
     "documents": True,
     "patterns": patterns.NAMES,
-    "bias": _BIAS,
+    "bias": BIAS,
     "alibi": True,
     "sinks": True,
     "dropout": True,
@@ -97,7 +97,7 @@ def emulated(name, choose, arithmetic=None, *, work=WORK, backward=True, **takes
         name=f"emulated_{name}",
         forward=forward,
         backward=gradients if backward else None,
-        dropout_keep=_keep,
+        dropout_keep=keep,
         arithmetic=arithmetic or Arithmetic(),
         capabilities=Capabilities(
             **{**_ALL, "lse_grad": backward, **takes}, backward=backward, accepts=_at_most(work)

@@ -11,7 +11,7 @@ import torch
 
 from fa_verify import Arithmetic
 
-from .whole_rows import Algorithm, Rows, kernel
+from .whole_rows import LN2, Algorithm, Rows, kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +87,19 @@ def _kernel(name, algorithm, arithmetic=None):
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Offset(_Fp8):
+    """FlashAttention 3's: 8 is added to exponents of 2, l and the sums are as much larger."""
+
+    def _peak(self, s):
+        return super()._peak(s) - 8 * LN2
+
+
 _BFLOAT16 = torch.bfloat16
 fp8 = _kernel("fp8", _Fp8(block_n=64))
 fp8_lifted = _kernel("fp8_lifted", _Fp8(block_n=32, p_unit=2.0**-8), Arithmetic(p_scale=256.0))
+fp8_448 = _kernel("fp8_448", _Fp8(block_n=64, p_unit=1 / 448), Arithmetic(p_scale=448.0))
+fp8_offset = _kernel("fp8_offset", _Offset(block_n=64), Arithmetic(p_scale=256.0))
 fp8_before = _kernel("fp8_before", _Fp8(scaled="before", block_n=128, reverse=True))
 fp8_bfloat16_p = _kernel(
     "fp8_bfloat16_p", _Fp8(p=_BFLOAT16, block_n=16), Arithmetic(p_dtype="bfloat16")

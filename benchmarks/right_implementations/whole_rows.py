@@ -57,7 +57,8 @@ class Algorithm(Emulator):
     def forward(self, problem, q, k, v, terms):
         """As the emulator's."""
         beside = self._beside(problem, terms)
-        qf, kf, vf = (self._fold(problem, x) for x in (q, k, v))
+        qf, kf = self._operands(problem, q, k)
+        vf = self._fold(problem, v)
         s, _ = self._scores(problem, qf, kf, beside)
         o, lse = self._attend(Rows(problem, s, vf, _factors(problem, beside), beside.sink))
         native = getattr(torch, problem.dtype)
@@ -65,6 +66,10 @@ class Algorithm(Emulator):
             self._stored(native, torch.where(lse == -math.inf, 0.0, o)).reshape(problem.shape_o),
             lse.float().reshape(problem.shape_lse),
         )
+
+    def _operands(self, problem, q, k):
+        """Q and k as the dots read them."""
+        return self._fold(problem, q), self._fold(problem, k)
 
     def _scores(self, problem, q, k, beside):
         """Natural logits, -inf where hidden, and tanh."""
@@ -121,9 +126,10 @@ class Algorithm(Emulator):
     def backward(self, problem, q, k, v, o, lse, do, terms):
         """As the emulator's."""
         beside = self._beside(problem, terms)
-        qf, kf, vf, of, dof = (self._fold(problem, x) for x in (q, k, v, o, do))
+        qf, kf = self._operands(problem, q, k)
+        vf, of, dof = (self._fold(problem, x) for x in (v, o, do))
         native = getattr(torch, problem.dtype)
-        scale = torch.tensor(problem.scale)
+        scale = torch.tensor(self._gradient_scale(problem))
         s, t = self._scores(problem, qf, kf, beside)
         p = self._weights(s, self._fold(problem, lse.unsqueeze(-1)), beside.sink)
         dp, factors = self._mm(problem, dof, vf.mT), _factors(problem, beside)
@@ -140,9 +146,9 @@ class Algorithm(Emulator):
             self._cast_p(native, flush(kept)),
             self._cast_in_backward(native, flush(ds)),
         )
-        dq = self._mm(problem, cast_ds, kf) * scale
-        dk = self._over_rows(problem, cast_ds, qf) * scale
-        dv = self._over_rows(problem, cast_p, dof) * self.p_unit
+        dq = self._over_keys(problem, cast_ds, kf) * scale
+        dk = self._by_key(problem, cast_ds, qf, scale)
+        dv = self._by_key(problem, cast_p, dof, self.p_unit)
         shapes = problem.shape_q, problem.shape_k, problem.shape_v
         pairs = zip((dq, dk, dv), shapes, strict=True)
         found = [flush(x).to(native).reshape(shape) for x, shape in pairs]
@@ -162,6 +168,15 @@ class Algorithm(Emulator):
 
     def _difference(self, p, dp, delta):
         return p * (dp - delta)
+
+    def _gradient_scale(self, problem):
+        return problem.scale
+
+    def _over_keys(self, problem, a, b):
+        return self._mm(problem, a, b)
+
+    def _by_key(self, problem, a, b, factor):
+        return self._over_rows(problem, a, b) * factor
 
     def _over_rows(self, problem, a, b):
         return self._mm(problem, a.mT, b)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Literal
 
-from fa_verify.bounds.backward import backward_det
+from fa_verify.bounds.backward import backward_det, sure
 from fa_verify.bounds.bias import self_normalised
 from fa_verify.bounds.bounded import Bounded, rounded
 from fa_verify.bounds.delta import of_products
@@ -168,6 +168,7 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
         seen_o = of_products(every, seen_lse)
     rows = row_statistics(problem, arithmetic, do, seen_o, seen_lse, terms)
     (model, given), *others = every
+    rows = sure(model, given, rows)
     union = first = backward_det(model, given, rows)
     for other, of_other in others:
         union = union.joined(backward_det(other, of_other, rows))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import foreach, sight
+from fa_verify.bounds import eager, stored
 from fa_verify.bounds.further import BiasGradient
 from fa_verify.bounds.gradients import BackwardTile, backward_tile, splits
 from fa_verify.bounds.inputs import SMALL, Block, Inputs, keeps
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fa_verify.bounds.rows import Rows
     from fa_verify.reference import Tile
 
-__all__ = ["Backward", "backward_det", "reach"]
+__all__ = ["Backward", "backward_det", "reach", "sure"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ def reach(model: Model, given: Inputs, rows: Rows) -> float:
     """At least every h and lse error, by Cauchy-Schwarz; inf where float32 will not do; (B10)."""
     if not rows.lse.numel():
         return 0.0
+    if model.arithmetic.eager:
+        return math.inf
     h = (model.logit + 3 * U * model.scale) * given.raw + 7 * U * rows.extent.lse
     h += (3 + given.extent.ulps) * U * given.extent.addend
     floor = model.logit_floor(given.largest) + model.prescale_floor(given.largest)
@@ -106,6 +109,7 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
     """Bound dq, dk and dv, tile by tile."""
     huge, top = _may_overflow(model, given, rows), reach(model, given, rows)
     sums: list[_Sums] = []
+    counts = stored.rounds(model)
     kept = None
     bias = BiasGradient.empty(model.problem, given.q) if model.problem.bias else None
     for tile in tiles(model.problem, given.q.device):
@@ -115,6 +119,7 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
             (part.ds @ block.k, part.ds.mT @ block.q, part.dropped.mT @ block.do),
             _bounds(model, row, block, part),
             *([_peaks(block, part, model.scale)] if huge else []),
+            *([stored.sizes(model, block, part)] if any(counts) else []),
         ]
         if bias is not None:
             bias.add(model.problem, tile, part)
@@ -124,7 +129,9 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
         sums = sums or [_Sums.zeros(given) for _ in found]
         for total, x in zip(sums, found, strict=True):
             total.add(model, tile, x)
-    exact, bounds, *peaks = sums or [_Sums.zeros(given) for _ in range(3)]
+    exact, bounds, *peaks = sums or [_Sums.zeros(given) for _ in range(4)]
+    if any(counts):
+        stored.add(model, bounds.every(), peaks.pop().every())
     bounds.dq.add_(exact.dq.abs(), alpha=3 * U)  # (B26): scaling
     bounds.dk.add_(exact.dk.abs(), alpha=3 * U)
     floors = _floors(model, given, rows)
@@ -133,19 +140,23 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
     for total in peaks:
         for bound, peak in zip(bounds.every(), total.every(), strict=True):
             bound.masked_fill_(~(peak < LARGEST), torch.inf)  # (B9); NaN: 0 * inf
-    _mark_unknown(given, rows, bounds)
+    _mark_unknown(rows, bounds)
+    _finite(exact, bounds)
+    dbias = None if bias is None else bias.bounded(model.problem, _peak_x(given, rows))
+    if dbias is not None and rows.no_ds is not None:  # whatever is summed may be NaN
+        dbias[1].fill_(torch.inf)
+    return Backward(*exact.every(), *bounds.every(), top, kept, dbias)
+
+
+def _finite(exact: _Sums, bounds: _Sums) -> None:
+    """An observed lse far below S, which rounding alone brings about near 1e9, has no gradient."""
     some = [value for value in exact.every() if value.numel()]
     ends = torch.stack([*foreach.largest(some)]).tolist() if some else []
     for value, bound in zip(exact.every(), bounds.every(), strict=True):
         if all(map(math.isfinite, ends)):
             break
-        # An observed lse far below S, which rounding alone brings about near 1e9, has no gradient.
         bound.masked_fill_(~value.isfinite(), torch.inf)
         value.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    dbias = None if bias is None else bias.bounded(model.problem, _peak_x(given, rows))
-    if dbias is not None and rows.no_ds is not None:  # whatever is summed may be NaN
-        dbias[1].fill_(torch.inf)
-    return Backward(*exact.every(), *bounds.every(), top, kept, dbias)
 
 
 def _bounds(
@@ -159,9 +170,9 @@ def _bounds(
         dq += _common(model, rows, block, part)
     if model.arithmetic.prescaled and model.scale:  # (B5): dk from a pre-scaled q, dq from k
         unit, tiny = model.out.unit_roundoff, model.prescale_tiny / model.scale
-        if model.arithmetic.prescaled == "k":
+        if "k" in model.arithmetic.prescaled:
             dq += torch.bmm(part.size, k * unit + tiny)
-        else:
+        if "q" in model.arithmetic.prescaled:
             dk += torch.bmm(part.size.mT, q * unit + tiny)
     return dq, dk, dv
 
@@ -196,16 +207,23 @@ def _peak_x(given: Inputs, rows: Rows) -> float:
     return value + rows.extent.delta
 
 
-def _mark_unknown(given: Inputs, rows: Rows, bounds: _Sums) -> None:
+def sure(model: Model, given: Inputs, rows: Rows) -> Rows:
+    """The rows, those set apart of which dP may overflow, next to hidden keys too; (B9)."""
+    most = eager.limit(model) / (model.kept if model.arithmetic.eager else 1.0)
+    if given.value < most:
+        return rows
+    furthest = torch.linalg.vector_norm(given.v, dim=-1).amax(-1)
+    overflows = torch.linalg.vector_norm(given.do, dim=-1) * furthest[:, None, None] >= most
+    no_ds = overflows if rows.no_ds is None else rows.no_ds | overflows
+    return dataclasses.replace(rows, no_ds=no_ds)
+
+
+def _mark_unknown(rows: Rows, bounds: _Sums) -> None:
     """Say nothing about what a row without a finite P or dS may reach; (B9).
 
     A NaN of one row reaches dk and dv of every key, since 0 * NaN is NaN: of hidden keys too.
     """
     no_p, no_ds = rows.no_p, rows.no_ds
-    if given.value >= LARGEST:  # dP may overflow, next to hidden keys too
-        furthest = torch.linalg.vector_norm(given.v, dim=-1).amax(-1)
-        overflows = torch.linalg.vector_norm(given.do, dim=-1) * furthest[:, None, None] >= LARGEST
-        no_ds = overflows if no_ds is None else no_ds | overflows
     if no_ds is not None:
         bounds.dq.masked_fill_(no_ds.unsqueeze(-1), torch.inf)
         bounds.dk.masked_fill_(no_ds.any(-1).any(-1)[:, None, None], torch.inf)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify.bounds.formats import TF32
+from fa_verify.bounds.formats import TF32, Cast
 from fa_verify.bounds.forward import forward_det
 from fa_verify.bounds.model import SLACK, Model
 from fa_verify.bounds.rows import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from torch import Tensor
 
     from fa_verify.arithmetic import Arithmetic
     from fa_verify.bounds.inputs import Inputs
@@ -29,8 +31,9 @@ def of_products(known: Iterable[tuple[Model, Inputs]], lse: Seen) -> Seen:
         known: The operands as dots may read them, the exact ones first.
         lse: As observed, or exact with its bound.
     """
-    forwards, sizes = [], []
+    forwards, sizes, values = [], [], []
     for model, given in known:
+        values.append(given.v.abs().sum(1)[:, None, None])
         plain = Model(model.problem, _of_sums(model))
         forwards.append(forward_det(plain, given))
         size = forward_det(plain, dataclasses.replace(given, v=given.v.abs()))
@@ -43,8 +46,17 @@ def of_products(known: Iterable[tuple[Model, Inputs]], lse: Seen) -> Seen:
     products = plain.dot(problem.head_dim_v) + (2 * TF32.unit_roundoff if others else 0.0)
     error = exact.o_bound + (exact.o.abs() + exact.o_bound) * of_row.expm1()
     error += SLACK * products * of_row.exp() * torch.stack(sizes).amax(0)
+    if model.arithmetic.eager:
+        error += _stored(model, torch.stack(sizes).amax(0), torch.stack(values).amax(0))
     factor = (exact.lse - lse.value).exp().nan_to_num(nan=0.0).unsqueeze(-1)  # of no key: -inf
     return Seen(exact.o * factor, error * factor)
+
+
+def _stored(model: Model, size: Tensor, most: Tensor) -> Tensor:
+    """What P and dP lose as they are stored: P once, dP once or twice; (B74)."""
+    count = 2 + bool(model.problem.dropout)
+    lost = model.out.unit_roundoff * size + Cast(model.out).tiny * model.kept * most
+    return (1.1 * count) * lost
 
 
 def _of_sums(model: Model) -> Arithmetic:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify.bounds.formats import Cast
 from fa_verify.bounds.model import FLUSH, LARGEST, SLACK, Model, U
 from fa_verify.terms import summed
 
@@ -83,6 +84,9 @@ def sink_gradient(model: Model, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tens
     size = high * (delta.abs() + delta_error)
     error = gain * delta.abs() + high * delta_error + 3 * U * size
     terms = problem.batch * problem.seqlen_q
+    lost = 3 * model.out.unit_roundoff if model.arithmetic.eager else 0.0
+    if lost:  # P, dS and the sum; (B74)
+        error += lost * size + 3 * Cast(model.out).tiny * (1 + delta.abs())
     bound = SLACK * (error + _gamma(terms) * size).sum((0, 2))
     bound += terms * FLUSH * (1.0 + delta.abs().amax() if delta.numel() else 1.0)
     bound.nan_to_num_(nan=torch.inf, posinf=torch.inf)
@@ -91,4 +95,5 @@ def sink_gradient(model: Model, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tens
     if rows.no_ds is not None:  # 0 times NaN is NaN, without a sink too
         bound.masked_fill_(rows.no_ds.reshape(shape).any(2).any(0), torch.inf)
     exact = -(p * delta).sum((0, 2))
+    bound += lost * (exact.abs() + bound) if lost else 0.0
     return exact.nan_to_num_(0.0, 0.0, 0.0), bound

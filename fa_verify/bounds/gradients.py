@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify.bounds import eager
 from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread, with_column
 from fa_verify.bounds.model import LARGEST, SLACK, Model, U
 
@@ -85,7 +86,10 @@ def backward_tile(
     else:
         dropped = near.p * block.beside.weights
         if model.p is not None and p_cast is not None:  # either side of the division
-            p_cast = torch.maximum(p_cast * model.kept, model.p.error(near.high * model.kept))
+            after = model.p.error(near.high * model.kept)
+            before = p_cast * model.kept
+            twice = eager.scores(model) > 1
+            p_cast = before + after if twice else torch.maximum(before, after)
             own_cast = p_cast / model.kept
         for_v, p_cast = _dropped(model, block.beside.weights, near, p_cast, accumulate_k)
 
@@ -98,7 +102,7 @@ def backward_tile(
         logits = (scores.logits.clone(), _of_logits(model, scores))
     total = ds_off = scores.error * model.scale
     high = scores.size * model.scale
-    ds_cast = None if model.ds is None else _ds_cast(model, model.ds, high, scores.size)
+    ds_cast = None if model.ds is None else _ds_cast(model, model.ds, high, scores)
     shared = None if scores.shared is None else scores.shared * model.scale
     if ds_cast is not None:
         total, high = total + ds_cast, high + ds_cast
@@ -170,11 +174,15 @@ def _probabilities(
     x.sub_(lse)
     constant = model.arithmetic.exp2_ulps * U + model.logit_floor(given.largest)
     of_row = SLACK * (constant + 4 * U * lse.abs())
+    if model.arithmetic.eager:  # P is the forward pass's own, whose log l is not taken
+        of_row = of_row + SLACK * 8 * U * lse.abs() + 2.0**-22
     left, right = (side.to(work) for side in block.logit_errors(model, of_row))
     low = x.to(work).clamp(min=-1000.0 if fast else -1e30).abs_()
     h = torch.baddbmm(low, left, right.mT, beta=3 * U * SLACK)
     if block.beside.size is not None:
         h.add_(block.beside.size.to(work), alpha=U * SLACK)  # (B60)
+    if model.arithmetic.eager:
+        h = eager.of_logits(model, h, x, (x + lse).abs(), block.beside)
     if given.overflows(model):
         h.masked_fill_(block.overflows(model), torch.inf)
     if fast:
@@ -220,7 +228,9 @@ class _Scores:
 def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Scores:
     work = near.h.dtype
     x, weights = torch.bmm(block.do, block.v.mT), block.beside.weights
-    x = (x if weights is None else x.mul_(weights)).sub_(rows.delta.unsqueeze(-1))
+    x = x if weights is None else x.mul_(weights)
+    products = x.abs() if model.arithmetic.eager else None
+    x = x.sub_(rows.delta.unsqueeze(-1))
     size_x = x.abs().to(work)
     ds = x.mul_(near.p)
     column = SLACK * rows.delta_error.unsqueeze(-1)
@@ -237,6 +247,8 @@ def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Sc
         error.add_(size_x, alpha=5 * U * SLACK)
         own = (SLACK * (model.keep_error + 3 * U)) * rows.delta.abs().unsqueeze(-1)
         error += (own if split else own + column).to(work)
+    if products is not None:
+        error += eager.of_products(model, products + error)
     shared = None
     if split:
         column = column.to(work)
@@ -265,9 +277,11 @@ def _alike(first: float, second: float, cast: Cast | None) -> bool:
     return abs(first - second) <= 0.05 * (min(first, second) + (cast.unit if cast else 0.0))
 
 
-def _ds_cast(model: Model, cast: Cast, high: Tensor, unscaled: Tensor) -> Tensor:
+def _ds_cast(model: Model, cast: Cast, high: Tensor, scores: _Scores) -> Tensor:
     """Error of the cast of dS, before or after scaling or either, in scaled units; (B25)."""
-    when, scale = model.arithmetic.ds_scale, model.scale
+    when, scale, unscaled = model.arithmetic.ds_scale, model.scale, scores.size
+    if model.arithmetic.eager:
+        return _ds_casts(model, cast, high, scores)
     if when == "before":
         error = cast.error_below(high)
     elif when == "after":
@@ -280,3 +294,14 @@ def _ds_cast(model: Model, cast: Cast, high: Tensor, unscaled: Tensor) -> Tensor
             if not float(value.amax()) < cast.format.overflow:
                 error.masked_fill_(~(value < cast.format.overflow), torch.inf)
     return error
+
+
+def _ds_casts(model: Model, cast: Cast, high: Tensor, scores: _Scores) -> Tensor:
+    """The same where dS is rounded once made, by the scale and by each step of softcap; (B74)."""
+    cap, count = model.problem.softcap or 1.0, eager.of_casts(model)
+    n = count * cast.unit
+    tiny = cast.tiny * max(1.0, model.scale) * max(1.0, 1 / cap)
+    error = high * (n / (1 - n)) + count * tiny
+    peak = (scores.logits.abs() + scores.off) * max(1.0, cap)
+    over = torch.maximum(torch.maximum(high, scores.size), peak) >= cast.format.overflow
+    return error.masked_fill_(over, torch.inf)

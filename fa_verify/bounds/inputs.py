@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import foreach
+from fa_verify.bounds import eager
 from fa_verify.bounds.beside import NOTHING, Beside, Extent
-from fa_verify.bounds.formats import tf32_operands
-from fa_verify.bounds.model import FP8_BITS, LARGEST, SLACK, Model
+from fa_verify.bounds.formats import Cast, tf32_operands
+from fa_verify.bounds.model import FP8_BITS, SLACK, Model
 from fa_verify.reference import by_kv_head
 from fa_verify.terms import NO_TERMS, Place, Terms
 
@@ -88,14 +89,13 @@ class Block:
         raw.mul_(max(1.0, _LOG2E * model.scale))
         if self.beside.size is not None:
             raw.add_(self.beside.size)
-        over = raw >= LARGEST
-        scaled = {"q": self.q, "k": self.k, None: None}[model.arithmetic.prescaled]
-        if scaled is None:
-            return over
-        far = (scaled.abs() * (_LOG2E * model.scale) >= model.storage.overflow).any(
-            -1, keepdim=True
-        )
-        return over | (far if scaled is self.q else far.mT)
+        over = raw >= eager.limit(model)
+        factor = _LOG2E * model.prescale
+        for name in model.arithmetic.prescaled or "":
+            scaled = self.q if name == "q" else self.k
+            far = (scaled.abs() * factor >= model.storage.overflow).any(-1, keepdim=True)
+            over |= far if name == "q" else far.mT
+        return over
 
     def logit_errors(self, model: Model, constant: Tensor | float) -> tuple[Tensor, Tensor]:
         """Two matrices whose product is a logit's error and a constant of the row; (B5).
@@ -105,9 +105,12 @@ class Block:
             constant: (heads, rows, 1), or one number.
         """
         left, tiny = self.q.abs(), SLACK * model.prescale_tiny
-        if model.arithmetic.prescaled == "k":
+        if "k" in (prescaled := model.arithmetic.prescaled or ""):
             constant = constant + tiny * left.sum(-1, keepdim=True)
-            tiny = 0.0
+            if prescaled == "qk":
+                constant = constant + tiny * Cast(model.storage).tiny * left.shape[-1]
+            else:
+                tiny = 0.0
         left.mul_(SLACK * model.logit).add_(tiny)
         return with_column(left, constant), with_column(self.k.abs(), 1.0)
 
@@ -143,8 +146,11 @@ class Inputs:
     def overflows(self, model: Model) -> bool:
         """Whether a float32 logit, or a partial sum of one, or its operand may overflow; (B9)."""
         scale = _LOG2E * model.scale
-        operand = model.arithmetic.prescaled and self.largest * scale >= model.storage.overflow
-        return bool(operand) or self.raw * max(1.0, scale) + 5 * self.extent.addend >= LARGEST
+        operand = model.arithmetic.prescaled and (
+            self.largest * _LOG2E * model.prescale >= model.storage.overflow
+        )
+        furthest = self.raw * max(1.0, scale) + 5 * self.extent.addend
+        return bool(operand) or furthest >= eager.limit(model)
 
     def block(self, tile: Tile) -> Block:
         """The operands of one tile, the group's rows one head after the other."""

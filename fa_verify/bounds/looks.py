@@ -99,7 +99,7 @@ def refiner_of_gradient(
     """Refine dq, dk or dv; None where its cast is not taken as random."""
     model, problem = source.model, source.model.problem
     cast = _random_cast(model.p if name == "dv" else model.ds)
-    if name == "dv" and problem.dropout:  # it may be cast before or after the factor
+    if model.arithmetic.eager or (name == "dv" and problem.dropout):  # cast more than once, or when
         return None
     if cast is None or not source.linear.numel():
         return None

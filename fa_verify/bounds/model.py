@@ -126,20 +126,34 @@ class Model:
         own += 5 * U if self.problem.fp8 else 0.0  # scales, and a product of factors; (B68)
         if self.problem.bias or self.problem.alibi:
             own += 2 * U  # the sum is rounded with either; (B60)
-        if self.arithmetic.prescaled:
-            own += self.storage.unit_roundoff
-            if self.problem.dot_precision == "tf32":  # s round(q) against round(s q)
-                own += 2 * Cast(TF32, truncates=True).unit
+        operands, unit = len(self.arithmetic.prescaled or ""), self.storage.unit_roundoff
+        own += unit * (operands + unit * (operands - 1) if operands else 0)
+        if operands and self.problem.dot_precision == "tf32":  # s round(q) against round(s q)
+            own += operands * 2 * Cast(TF32, truncates=True).unit
         return self.scale * own + 2 * FLUSH
 
     @property
     def prescale_tiny(self) -> float:
-        """What a pre-scaled operand loses to subnormals, per element; (B5)."""
-        return Cast(self.storage).tiny if self.arithmetic.prescaled else 0.0
+        """What a pre-scaled operand loses to subnormals, over the rest of the scale; (B5)."""
+        if not self.arithmetic.prescaled:
+            return 0.0
+        return Cast(self.storage).tiny * self.prescale_rest
+
+    @property
+    def prescale(self) -> float:
+        """What a pre-scaled operand is multiplied by; (B5)."""
+        return math.sqrt(self.scale) if self.arithmetic.prescaled == "qk" else self.scale
+
+    @property
+    def prescale_rest(self) -> float:
+        """What the other operand is multiplied by; (B5)."""
+        return math.sqrt(self.scale) if self.arithmetic.prescaled == "qk" else 1.0
 
     def prescale_floor(self, largest_operand: float) -> float:
         """The most that does to one logit; (B5)."""
-        return self.prescale_tiny * self.problem.head_dim * largest_operand
+        both = 2 * largest_operand + Cast(self.storage).tiny
+        size = both if self.arithmetic.prescaled == "qk" else largest_operand
+        return self.prescale_tiny * self.problem.head_dim * size
 
     def logit_floor(self, largest_operand: float) -> float:
         """Absolute error of one logit: underflow in the dot, and softcap's tanh; (B5), (B6)."""
@@ -164,8 +178,20 @@ class Model:
 
     @property
     def value_error(self) -> float:
-        """Relative error of V, and of what P V is multiplied by: dropout, a scale; (B62), (B68)."""
-        return self.keep_error + (2 * U if self.problem.fp8 else 0.0) + self.dequantization
+        """Relative error of V, and of what P V is multiplied by: dropout, a scale; (B62), (B68).
+
+        With it what the o of parts lose that are stored; (B72).
+        """
+        own = self.keep_error + (2 * U if self.problem.fp8 else 0.0) + self.dequantization
+        return own + self.part_error
+
+    @property
+    def part_error(self) -> float:
+        """Relative error of the o of parts that are stored, and merged again; (B72)."""
+        if self.arithmetic.part_dtype == "float32":
+            return 0.0
+        n = self.arithmetic.merges * self.out.unit_roundoff
+        return n / (1.0 - n) if n < 0.5 else math.inf
 
     @property
     def p_tiny(self) -> float:
@@ -179,21 +205,41 @@ class Model:
 
     def sink_error(self, size: Tensor, sink: Tensor) -> Tensor:
         """Error of the exponent of a sink beside keys whose logits are of this size; (B61)."""
-        return (8 * sink.abs() + 8 * size) * U + self.exponentials
+        own = 8 * U + (3 * self.out.unit_roundoff if self.arithmetic.eager else 0.0)
+        return (sink.abs() + size) * own + self.exponentials
 
     @property
     def exponentials(self) -> float:
         """Error in the exponent of p that all keys share: exp2, and the rescales; (B7)."""
         x, changes = self.arithmetic.exp2_ulps, self.blocks(self.problem.seqlen_k) - 1
         changes += self.problem.sinks  # it comes like a block of its own; (B61)
-        return (x + (x + 1) * max(0, changes)) * U
+        return (x + (x + 1) * max(0, changes) + 4 * self.lift) * U
 
-    def merge(self, m: Tensor | float) -> Tensor | float:
-        """Relative error of weights exp(lse of a part - lse of all), m the largest logit; (B67)."""
+    @property
+    def lift(self) -> float:
+        """How far the exponents of P are moved by what it is multiplied by; (B12)."""
+        return abs(math.log(self.arithmetic.p_scale))
+
+    def merge(self, m: Tensor | float, below: Tensor | float = 0.0) -> Tensor | float:
+        """Relative error of weights exp(lse of a part - lse of all); (B67), (B72).
+
+        Args:
+            m: The largest logit.
+            below: How far the least is below it, where parts are merged by a sigmoid.
+        """
         if not self.arithmetic.merged_by_lse:
             return 0.0
-        size = abs(m) if isinstance(m, float) else m.abs()
-        return U * (5 * size + (18 * math.log(max(1, self.problem.seqlen_k)) + 13))
+        size, turns = abs(m) if isinstance(m, float) else m.abs(), self.arithmetic.merges
+        log = math.log(max(1, self.problem.seqlen_k))
+        found = (3 + 2 * turns) * size + ((16 + 2 * turns) * log + 13 * turns)
+        if self.arithmetic.merged_by_sigmoid:
+            found = found + turns * (8 * (below + log) + 4 * size)
+        return U * found
+
+    @property
+    def distances(self) -> int:
+        """Roundings of S - m in the exponents of p, and of parts that are merged; (B7), (B67)."""
+        return 3 + (4 + 2 * self.arithmetic.merges if self.arithmetic.merged_by_lse else 0)
 
     @property
     def denominator(self) -> float:

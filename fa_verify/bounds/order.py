@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.bounds.backward import reach
-from fa_verify.bounds.formats import FORMATS
+from fa_verify.bounds.formats import FORMATS, Cast
 from fa_verify.bounds.gradients import backward_tile
 from fa_verify.bounds.inputs import inputs, operand_models
 from fa_verify.bounds.model import FLUSH, SLACK, U
@@ -69,7 +69,11 @@ def dq_spread(  # noqa: PLR0917 -- the operands of attention, in their usual ord
         sizes = _sizes(model, given, rows).reshape(problem.shape_q)
         total = torch.maximum(total, sizes.nan_to_num_(nan=torch.inf, posinf=torch.inf))
     blocks, scale = model.blocks(problem.seqlen_k), model.scale
-    total.mul_(2 * SLACK * (blocks + 3) * U).add_(2 * blocks * FLUSH * (1.0 + scale))
+    rounding, tiny = (blocks + 3) * U, FLUSH
+    if arithmetic.gradient_dtype == "input":  # (B73)
+        rounding += blocks * model.out.unit_roundoff
+        tiny += Cast(model.out).tiny
+    total.mul_(2 * SLACK * rounding).add_(2 * blocks * tiny * (1.0 + scale))
     spread = total + 2 * FORMATS[problem.dtype].half_ulp(dq.reference.abs() + dq.det)
     return spread if dq.overflow_ok is None else spread.masked_fill_(dq.overflow_ok, torch.inf)
 
@@ -82,7 +86,7 @@ def _sizes(model: Model, given: Inputs, rows: Rows) -> Tensor:
         block = given.block(tile)
         part = backward_tile(model, given, rows.part(tile.heads, tile.rows), block, top)
         k = block.k.abs()
-        if model.arithmetic.prescaled == "k" and model.scale:  # (B5)
+        if "k" in (model.arithmetic.prescaled or "") and model.scale:  # (B5)
             k = k * (1 + model.out.unit_roundoff) + model.prescale_tiny / model.scale
         sizes = torch.bmm(part.size, k.to(part.size.dtype)).double()
         terms[tile.heads, :, tile.rows] = grouped(model.problem, sizes)

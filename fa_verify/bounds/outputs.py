@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify.bounds import eager
+from fa_verify.bounds.formats import Cast
 from fa_verify.bounds.inputs import SMALL, Block, Inputs, with_column
 from fa_verify.bounds.model import FLUSH, LARGEST, SLACK, Model, U
 from fa_verify.bounds.softmax import Slow, exponent_error, spread_fast, spread_slow
@@ -81,7 +83,8 @@ def forward_tile(
     m.masked_fill_(empty, 0.0)
     furthest = None if fast else _furthest(x, hidden)
     x.sub_(m)
-    h = exponent_error(model, given, block, x[..., :keys], merge := model.merge(m), top)
+    merge = model.merge(m, _depth(x) if model.arithmetic.merged_by_sigmoid else 0.0)
+    h = exponent_error(model, given, block, x[..., :keys], m, merge, top)
     if sink is not None:
         own, sink = (y.masked_fill(y == -torch.inf, 0.0) for y in (own, sink.unsqueeze(-1)))
         h = with_column(h, SLACK * model.sink_error(own.abs(), sink))
@@ -95,8 +98,8 @@ def forward_tile(
         near = spread_slow(model, Slow(x, h, total, hidden, furthest * (U * SLACK)))
 
     # (B11): everything is relative to exp(m) until it is divided by l = total.
-    accumulate = SLACK * model.value_dot(keys)
-    loss = near.gain if near.cast is None else near.gain + near.cast
+    loss, accumulate = near.gain, SLACK * model.value_dot(keys)
+    loss = loss if near.cast is None else loss + near.cast
     loss = (near.p + loss).mul_(accumulate + SLACK * model.value_error).add_(loss)
     loss = loss if weights is None else loss.mul_(weights)
     weight = torch.bmm(loss, v.abs().to(loss.dtype)).double().div_(total)
@@ -106,14 +109,13 @@ def forward_tile(
     bound = ((weight + size * near.he) * g * (1 + nu) + (nu + merge) * size).mul_(SLACK)
     bound.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     largest_v = given.largest_v * model.kept
-    floor = FLUSH * keys * max(1.0, largest_v, model.storage.largest * bool(model.problem.fp8))
-    linear = bound + floor
+    linear = bound + (floor := _floor(model, v, keys, largest_v))
     bound = torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu + merge)) + floor
-    lse_bound = near.lse + SLACK * (model.denominator + _logarithm(lse, m, own, sink)) + 2.0**-22
-    if largest_v * keys >= LARGEST:  # (B9): a partial sum may overflow
-        bound.masked_fill_(v.abs().sum(1, keepdim=True) * model.kept >= LARGEST, torch.inf)
+    logarithm = _logarithm(model, lse, m, own, sink)
+    lse_bound = near.lse + SLACK * (model.denominator + logarithm) + 2.0**-22
+    _mark_sums(model, v, largest_v, bound)
     if furthest is not None:
-        unknown = _unknown(model, given, furthest, h.isinf() & (x > -torch.inf))
+        unknown = _unknown(model, given, furthest, h.isinf() & eager.counts(model, x))
         bound.masked_fill_(unknown, torch.inf)
         lse_bound.masked_fill_(unknown, torch.inf)
     result = ForwardTile(
@@ -151,10 +153,37 @@ def _with_sink(
     )
 
 
-def _logarithm(lse: Tensor, m: Tensor, own: Tensor, sink: Tensor | None) -> Tensor:
+def _logarithm(model: Model, lse: Tensor, m: Tensor, own: Tensor, sink: Tensor | None) -> Tensor:
     """Error of m + log l, and with a sink of own + log l, own the keys' maximum; (B13), (B61)."""
-    error = 6 * U * (lse.abs() + m.abs()) + 4 * U * (lse - m).abs()
+    error = 6 * U * (lse.abs() + m.abs()) + 4 * U * (lse - m).abs() + 10 * U * model.lift
     return error if sink is None else error + U * (10 * own.abs() + 4 * lse.abs())
+
+
+def _mark_sums(model: Model, v: Tensor, largest: float, bound: Tensor) -> None:
+    """Say nothing of a column of o a partial sum of which may overflow; (B9)."""
+    if largest * v.shape[1] >= LARGEST:
+        bound.masked_fill_(v.abs().sum(1, keepdim=True) * model.kept >= LARGEST, torch.inf)
+    if model.part_error and largest >= model.out.overflow:  # the o of a part, as it is stored
+        bound.masked_fill_(
+            v.abs().amax(1, keepdim=True) * model.kept >= model.out.overflow, torch.inf
+        )
+
+
+def _floor(model: Model, v: Tensor, keys: int, largest: float) -> Tensor:
+    """What is lost whatever P is, (heads or 1, 1, head_dim_v or 1); (B11), (B68), (B72)."""
+    arithmetic = model.arithmetic
+    floor = FLUSH * keys * max(1.0, largest, model.storage.largest * bool(model.problem.fp8))
+    floor /= min(1.0, arithmetic.p_scale)
+    if model.part_error:
+        floor += arithmetic.merges * Cast(model.out).tiny
+    if not arithmetic.merged_by_sigmoid:
+        return v.new_full((1, 1, 1), floor)
+    return floor + 32 * arithmetic.merges * U * v.abs().amax(1, keepdim=True)
+
+
+def _depth(x: Tensor) -> Tensor:
+    """How far the least S - m that a row sees is below 0, (heads, rows, 1)."""
+    return x.masked_fill(x == -torch.inf, 0.0).amin(-1, keepdim=True).neg_()
 
 
 def _furthest(s: Tensor, hidden: Tensor | None) -> Tensor:
@@ -197,6 +226,7 @@ def _hull(model: Model, o: Tensor, v: Tensor, rest: Tensor | float) -> Tensor:
     rest = rest + model.value_error
     rest = rest + SLACK * model.blocks(v.shape[1]) * U  # acc's own roundings when it is rescaled
     if model.p is not None:
-        rest = rest + (model.p.unit + min(1.0, v.shape[1] * model.p_tiny))
+        lost = model.p.unit + min(1.0, v.shape[1] * model.p_tiny)
+        rest = rest + eager.scores(model) * lost
     outside = 1.02 * rest * torch.maximum(low.abs(), high.abs())
     return torch.maximum(high - o, o - low) + outside

@@ -131,6 +131,8 @@ def row_statistics(  # noqa: PLR0917
     if unsure is not None:
         own += unsure + unsure * model.ieee_dot(problem.head_dim_v)
     delta_error = (size * own).sum(-1)
+    if arithmetic.eager:  # of each dP; (B74)
+        delta_error = delta_error + 3 * Cast(model.out).tiny * model.kept
     lse3, lse_error = lse.value, lse.error
     empty = sight.blind(problem, do.device)
     delta, delta_error = (x.masked_fill(empty, 0.0) for x in (delta, delta_error))

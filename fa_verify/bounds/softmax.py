@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fa_verify.bounds import eager
 from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread
 from fa_verify.bounds.model import SLACK, Model, U
 
@@ -19,6 +20,8 @@ __all__ = ["Slow", "Spread", "exponent_error", "reach", "spread_fast", "spread_s
 
 def reach(model: Model, given: Inputs) -> float:
     """At least every h of the problem, by Cauchy-Schwarz; inf where float32 will not do; (B10)."""
+    if model.arithmetic.eager or model.arithmetic.merged_by_sigmoid:  # errors of whole rows
+        return math.inf
     size = model.scale * given.raw + given.extent.addend
     h = model.logit * given.raw + 6 * U * size + model.exponentials
     h += U * (
@@ -26,7 +29,7 @@ def reach(model: Model, given: Inputs) -> float:
         + 14 * given.extent.sink
         + 8 * size * model.problem.sinks
     )
-    h += float(model.merge(size)) + 12 * U * size * model.arithmetic.merged_by_lse
+    h += float(model.merge(size)) + 2 * U * size * (model.distances - 3)
     h = SLACK * (h + model.logit_floor(given.largest) + model.prescale_floor(given.largest))
     return h if h <= SMALL and not given.overflows(model) else math.inf
 
@@ -51,17 +54,24 @@ class Spread:
 
 
 def exponent_error(  # noqa: PLR0917 -- what the forward pass has at hand
-    model: Model, given: Inputs, block: Block, x: Tensor, merge: Tensor | float, top: float
+    model: Model,
+    given: Inputs,
+    block: Block,
+    x: Tensor,
+    m: Tensor,
+    merge: Tensor | float,
+    top: float,
 ) -> Tensor:
     """h: error of the exponent of p, a multiple of |q||k|^T, of |S - m| and of 1; (B7), (B67)."""
     work = torch.float32 if top <= SMALL else torch.float64
     constant = SLACK * (model.exponentials + model.logit_floor(given.largest) + merge)
-    of_distance = 9 if model.arithmetic.merged_by_lse else 3
     left, right = (side.to(work) for side in block.logit_errors(model, constant))
     low = x.to(work).clamp(min=-1000.0 if top <= SMALL else -1e30)
-    h = torch.baddbmm(low, left, right.mT, beta=-of_distance * U * SLACK)
+    h = torch.baddbmm(low, left, right.mT, beta=-model.distances * U * SLACK)
     if block.beside.size is not None:
         h.add_(block.beside.size.to(work), alpha=U * SLACK)  # (B60)
+    if model.arithmetic.eager:
+        h = eager.of_logits(model, h, x, (x + m).abs(), block.beside)
     if given.overflows(model):
         h.masked_fill_(block.overflows(model), torch.inf)
     return h
@@ -137,13 +147,14 @@ def _with_cast(
     if model.p is None:
         return gain, None
     high = p + gain
-    unit = SLACK * model.p.unit
+    times = eager.scores(model)
+    unit, tiny = SLACK * model.p.unit * times, model.p_tiny * times
     if model.p.format.emin <= -126:  # subnormals are in the floor
         cast = high.mul_(unit)
     elif isinstance(depth, float):
-        cast = torch.minimum(high.clamp(min=model.p_tiny * depth / unit).mul_(unit), high)
+        cast = torch.minimum(high.clamp(min=tiny * depth / unit).mul_(unit), high)
     else:
-        cast = torch.minimum(torch.maximum(high * unit, model.p_tiny * depth), high)
+        cast = torch.minimum(torch.maximum(high * unit, tiny * depth), high)
     if model.arithmetic.l_from_rounded_p:  # the denominator has the cast too
         return gain + cast, cast if model.problem.dropout else None
     return gain, cast

@@ -60,8 +60,16 @@ def isolates_nan(trial: Trial) -> Iterator[Failure]:
 
 def _perturbed(trial: Trial) -> tuple[Inputs, torch.Tensor]:
     rng = np.random.default_rng(trial.case.seed % 2**64)
-    masked = trial.kernel.arithmetic.masked_logit
-    changed, keeps = perturb_hidden(trial.case, trial.pristine, rng, masked_logit=masked)
+    arithmetic = trial.kernel.arithmetic
+    # Eager attention stores hidden logits and their dP as well.
+    stored = arithmetic.eager and trial.case.problem.dtype == "float16"
+    changed, keeps = perturb_hidden(
+        trial.case,
+        trial.pristine,
+        rng,
+        masked_logit=arithmetic.masked_logit,
+        reach=2.0 ** (14 if stored else 112),
+    )
     return dataclasses.replace(changed), keeps
 
 

@@ -10,6 +10,7 @@ import torch
 from fa_verify import bounds
 from fa_verify.arithmetic import DEFAULT, Arithmetic
 from fa_verify.checks.observed import GRADIENTS, comparisons
+from fa_verify.checks.rounding import strays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,23 +27,35 @@ _TANH_APPROX = 8400.0  # PTX's tanh.approx.f32; docs/bounds.md (B6)
 
 
 def looser(trial: Trial, cause: str = "") -> str:
-    """The first declaration under which everything outside its bound lies inside, or "".
+    """The first declaration under which all that is outside a bound lies inside, or "".
+
+    With a pre-scaled operand eager attention is named: either has logits in the inputs' dtype.
 
     Args:
         trial: The trial.
         cause: What explains the failure; only declarations that allow that cause are tried.
     """
     p = trial.case.problem
-    parts = {n: part for n, part in comparisons(trial).items() if bool((part.ratio > 1).any())}
-    broken = any(bool(part.broken.any()) for part in comparisons(trial).values())
+    every = comparisons(trial)
+    broken = any(bool(part.broken.any()) for part in every.values())
+    parts = {n: part for n, part in every.items() if bool((part.ratio > 1).any())}
+    if not (parts or broken):  # the roundings of P and dS alone tell
+        parts = {n: part for n, part in every.items() if strays(part)}
     if not parts or broken or p.batch * p.heads_q * p.seqlen_q * p.seqlen_k > _MAX_LOGITS:
         return ""
     tried = [*_variants(trial.kernel.arithmetic, p.dtype, cause)]
     tried += _of_fp8(trial.kernel.arithmetic) if p.fp8 and not cause else []
     for text, arithmetic in tried:
-        if all(_inside(part, bounded) for part, bounded in _bounds(trial, parts, arithmetic)):
-            return f"it would pass if {text} were declared"
+        if _explains(trial, parts, arithmetic):
+            eager = dataclasses.replace(trial.kernel.arithmetic, eager=True)
+            also = not cause and arithmetic.prescaled and not arithmetic.eager
+            other = " or eager attention" if also and _explains(trial, parts, eager) else ""
+            return f"it would pass if {text}{other} were declared"
     return ""
+
+
+def _explains(trial: Trial, parts: dict[str, Comparison], arithmetic: Arithmetic) -> bool:
+    return all(_inside(part, bounded) for part, bounded in _bounds(trial, parts, arithmetic))
 
 
 def _variants(declared: Arithmetic, dtype: str, cause: str) -> Iterator[tuple[str, Arithmetic]]:
@@ -79,28 +92,39 @@ def _of_fp8(declared: Arithmetic) -> list[tuple[str, Arithmetic]]:
 
 def _without_a_cause(declared: Arithmetic, dtype: str) -> Iterator[tuple[str, Arithmetic]]:
     """Every field that a bound reads, the tightest declarations first."""
+    half = max(2.0**-60, declared.p_scale / 2)
     looser: tuple[tuple[str, dict[str, object]], ...] = (
         ("any block_n", {"block_n": None}),
         ("any ds_scale", {"ds_scale": None}),
         ("ALiBi as slope times key", {"alibi_by_key": True}),
         ("dS from the rounded P", {"ds_from_rounded_p": True}),
+        ("the dk and dv of each head rounded before a group's are added", {"gqa_dtype": "input"}),
+        ("gradients rounded after each block", {"gradient_dtype": "input"}),
         ("delta from an unrounded o", {"delta_from_stored_o": False}),
         ("delta from the sum of P dP", {"delta_from_p_dp": True}),
         ("l from the rounded P", {"l_from_rounded_p": True}),
         ("keys split between programs and merged by lse", {"merged_by_lse": True}),
+        ("parts of the keys merged by a sigmoid", {"merged_by_sigmoid": True}),
+        ("64 parts of the keys merged in turn", {"merges": max(64, declared.merges)}),
+        (f"the o of parts of the keys in {dtype}", {"part_dtype": "input"}),
         ("P divided by the denominator before its cast", {"p_normalised": True}),
-        ("P relative to a maximum that is rounded up", {"p_scale": declared.p_scale / 2}),
+        (
+            "P relative to a maximum that is rounded up",
+            {"p_scale": half},
+        ),
         ("dot_ulps=3", {"dot_ulps": max(3.0, declared.dot_ulps)}),
         ("tanh.approx", {"tanh_ulps": max(_TANH_APPROX, declared.tanh_ulps)}),
         (f"q multiplied by softmax_scale in {dtype}", {"prescaled": "q"}),
         (f"k multiplied by softmax_scale in {dtype}", {"prescaled": "k"}),
+        (f"q and k multiplied by the root of softmax_scale in {dtype}", {"prescaled": "qk"}),
         ("exp2 by a polynomial of degree 3", {"exp2_ulps": _POLYNOMIAL_EXP2}),
         ("dS in bfloat16", {"ds_dtype": "bfloat16"}),
         ("P in bfloat16", {"p_dtype": "bfloat16"}),
         ("P and dS in bfloat16", {"p_dtype": "bfloat16", "ds_dtype": "bfloat16"}),
+        ("eager attention", {"eager": True}),
     )
     for text, fields in looser:
-        if dtype == "bfloat16" and "in bfloat16" in text and "multiplied" not in text:
+        if dtype == "bfloat16" and "bfloat16" in fields.values():
             continue
         arithmetic = dataclasses.replace(declared, **fields)  # type: ignore[arg-type]
         if arithmetic != declared:
@@ -131,4 +155,8 @@ def _bounds(
 
 def _inside(part: Comparison, bounded: Bounded) -> bool:
     error = torch.where(part.judged, (part.got - bounded.reference).abs(), 0.0)
-    return bool((error <= bounded.det).all())
+    if not bool((error <= bounded.det).all()) or not bool(
+        bounded.det[part.judged].isfinite().all()
+    ):
+        return False
+    return not strays(dataclasses.replace(part, bounded=bounded))

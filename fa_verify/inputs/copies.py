@@ -40,6 +40,7 @@ def perturb_hidden(
     *,
     row: int | None = None,
     masked_logit: float = -math.inf,
+    reach: float = 2.0**112,
 ) -> tuple[Inputs, Tensor]:
     """Replace every key and value hidden from one query row by other, large, finite ones.
 
@@ -51,6 +52,7 @@ def perturb_hidden(
         inputs: The inputs; left alone.
         rng: Chooses the row and the new values.
         masked_logit: What hidden logits become: the new ones stay below a quarter of it.
+        reach: What hidden logits and dP stay below.
         row: The query row; by default one of those from which something is hidden.
 
     Returns:
@@ -67,13 +69,13 @@ def perturb_hidden(
     changed = ~p.mask.allowed(p.seqlen_q, p.seqlen_k, slice(row, row + 1))[0]
     keeps = torch.from_numpy(_blind_to(p, changed))
     largest = Facts.of(p.storage, 1.0).largest
-    # q k' and do v' stay finite in float32: inf - inf in a masked tile is no fault of a kernel.
-    reach = 2.0**112 / max(1.0, abs(p.scale))
+    # q k' and do v' stay finite: inf - inf in a masked tile is no fault of a kernel.
+    reach /= max(1.0, abs(p.scale))
     below = abs(masked_logit) / 4 / max(2.0**-126, abs(p.scale))
     of_k = _magnitude(inputs.q) * _magnitude(inputs.q_scale) * _magnitude(inputs.k_scale)
     size_k = min(largest, min(reach, below) / (of_k * p.head_dim))
     of_v = _magnitude(inputs.do) * _magnitude(inputs.v_scale)
-    size_v = min(largest, reach / (of_v * p.head_dim_v))
+    size_v = min(largest, reach * (1.0 - p.dropout) / (of_v * p.head_dim_v))
     where = torch.from_numpy(changed).to(inputs.k.device)
     new = {}
     for name, size in (("k", size_k), ("v", size_v)):

@@ -35,6 +35,8 @@ _LEAST_GAIN = 1.5  # on the wrong elements alone
 _LEAST_MERIT = 3.0
 _MANY = 1000.0
 _CLEARLY_BETTER = 1.25  # below that the simpler (earlier) of two hypotheses is named
+_FAR_FEWER = 4.0  # times: elements left unexplained
+_FLIPS = 1 / 512  # of all elements: a rounding that flips leaves so many of them unexplained
 _MOST_KEPT = 24  # hypotheses that other cases are asked about
 _FITTED = 8.0  # a number fitted to each case brings it nearer than the cause that explains them all
 _MOST_NAMED = 2  # alternatives
@@ -229,7 +231,7 @@ def _chosen(
     exact = [item for item in merits if not item[1].fitted and item[0] * _FITTED >= top]
     if exact:
         merits, top = exact, max(merit for merit, _, _ in exact)
-    near = [item for item in merits if item[0] * _CLEARLY_BETTER >= top]
+    near = _whole([item for item in merits if item[0] * _CLEARLY_BETTER >= top])
     if len(_strayed(first) & {"k", "v"}) == 1:  # the other was read at its own heads
         near = [item for item in near if not re.match("GQA|every", item[1].sentence)] or near
     if near[0][2].gain <= NAN_ALONE:
@@ -247,6 +249,15 @@ def _chosen(
         others=tuple(dict.fromkeys(others))[:_MOST_NAMED],
         covers=frozenset(hypothesis.predict().values),
     )
+
+
+def _whole(
+    near: list[tuple[float, Hypothesis, Fit]],
+) -> list[tuple[float, Hypothesis, Fit]]:
+    """Without those that leave elements unexplained which others explain; formats always do."""
+    left = [1 - fit.explained for _, hypothesis, fit in near if not hypothesis.rounding]
+    most = max(_FLIPS, _FAR_FEWER * min(left, default=1.0))
+    return [item for item in near if item[1].rounding or 1 - item[2].explained <= most]
 
 
 def _strayed(first: Witness) -> set[str]:
@@ -275,4 +286,4 @@ def _better(found: Fit, best: Fit) -> bool:
     if found.merit > _CLEARLY_BETTER * best.merit:
         return True
     left, was = 1 - found.explained, 1 - best.explained
-    return found.merit * _CLEARLY_BETTER >= best.merit and left < was / 4
+    return found.merit * _CLEARLY_BETTER >= best.merit and left < was / _FAR_FEWER

@@ -61,7 +61,8 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         scales.lifts(trial),
     ):
         yield from map(predict.hypothesis, source)
-    for text, loaded in mistaken.one_of_both(trial, evidence) if evidence.whole else ():
+    both = (*mistaken.one_of_both(trial, evidence), *mistaken.packed(evidence))
+    for text, loaded in both if evidence.whole else ():
         yield Hypothesis(text, functools.partial(predict, loaded=loaded), addressing=True)
     yield from _counted(predict, config)
     yield from _merged(predict)

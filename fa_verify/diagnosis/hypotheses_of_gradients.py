@@ -16,6 +16,7 @@ from fa_verify.diagnosis.gradients import gradients
 from fa_verify.diagnosis.hypotheses import by_values
 from fa_verify.diagnosis.hypothesis import Hypothesis, Prediction
 from fa_verify.diagnosis.knobs import Knobs
+from fa_verify.diagnosis.logits import rounded, summed
 from fa_verify.diagnosis.predictions import Backward
 from fa_verify.diagnosis.shared import operands, shared, skips
 from fa_verify.diagnosis.softmax import loops, loops_over_rows
@@ -51,6 +52,8 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     for text, loaded in mistaken.operands(predict.inputs):
         yield from predict.addressed(f"in the backward pass, {text}", loaded)
     if evidence.whole:
+        for text, loaded in mistaken.packed(evidence):
+            yield from predict.addressed(f"in the backward pass, {text}", loaded)
         yield from _rows_of_heads(predict)
         yield from _backward_addresses(trial, predict)
     for sentence, beside, knobs in terms.for_backward(predict):
@@ -67,6 +70,7 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     for source in sources:
         for cause in source:
             yield from predict.hypotheses(cause, "in the backward pass,")
+    yield from _sums_in_halves(predict, config)
     yield from _first_block(predict)
     yield from _one_kernel(predict, config)
     for text, values in rows.other_delta(predict):
@@ -98,6 +102,23 @@ def _rows_of_heads(predict: Backward) -> Iterator[Hypothesis]:
                     where = f"in {' and '.join(names)}, {sentence}"
                     part = _only(names, predict.right, known)
                     yield Hypothesis(where, part, addressing=True)
+
+
+def _sums_in_halves(predict: Backward, config: str) -> Iterator[Hypothesis]:
+    """Delta, or the sum that is dq, in 16 bits."""
+    problem = predict.evidence.problem
+    products = predict.inputs["do"] * predict.o
+    for form in ("float16", "bfloat16"):
+        for how, delta in (
+            ("rounded to", rounded(predict.delta, form)),
+            ("summed in", summed(products, form)),
+        ):
+            text = f"in the backward pass, delta = sum(do * o) is {how} {form}"
+            yield Hypothesis(text, functools.partial(predict, delta=delta), rounding=True)
+    for block in sizes(config, problem.seqlen_k) if problem.dtype != "float32" else ():
+        known = functools.partial(predict, Knobs(dq_dtype=problem.dtype, block_n=block))
+        text = f"dq is added up in {problem.dtype} instead of float32 (blocks of {block} keys)"
+        yield Hypothesis(text, known, name="dq in storage", rounding=True)
 
 
 def _first_block(predict: Backward) -> Iterator[Hypothesis]:

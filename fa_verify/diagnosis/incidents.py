@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fa_verify.diagnosis.tiles import PAST, between_rows, tile_of
+from fa_verify.diagnosis.tiles import between_rows, tile_of
 from fa_verify.pages import NOWHERE
 
 if TYPE_CHECKING:
@@ -114,16 +114,16 @@ def _never_written(incident: Incident, others: tuple[Incident, ...], problem: Pr
             f"{incident.argument} is read where nobody has written: what is added to it is added "
             "to torch.empty, which must be zeroed first"
         )
+    if name in ("k", "v") and where[1:2] and _ends_at(where[1], problem):
+        return (
+            f"{incident.argument} is read where nobody has written: in slots past the cache's "
+            "length, on its last page"
+        )
     alike = {plain(x.argument) for x in others if x.kind == incident.kind}
     if name == "v" and "k" not in alike:
         return (
             f"{incident.argument} is read where nobody has written, though k is not: a stride of "
             "its pages, slots or heads is wrong"
-        )
-    if name in ("k", "v") and where[1:2] and _ends_at(where[1], problem):
-        return (
-            f"{incident.argument} is read where nobody has written: in slots past the cache's "
-            "length, on its last page"
         )
     if name not in ("q", "k", "v", "do"):
         return (
@@ -167,15 +167,17 @@ def _follows(incident: Incident, others: tuple[Incident, ...]) -> str:
 
 
 def _past_a_table(incident: Incident) -> bool:
-    """Whether a row of whole numbers, which lead elsewhere, was read past its last entry."""
-    past = PAST.search(incident.detail)
-    flat = past is not None and "," not in past[2].rstrip(",")
-    return (
-        incident.kind == "out-of-bounds-read" and flat and bool(_TABLES.search(incident.argument))
-    )
+    """Whether whole numbers, which lead elsewhere, were read outside their tensor."""
+    return incident.kind == "out-of-bounds-read" and bool(_TABLES.search(incident.argument))
 
 
 def _of_a_table(incident: Incident) -> str:
+    shape = _SHAPE.search(incident.detail)
+    if shape is not None and "," in shape[1].rstrip(","):
+        return (
+            f"the load of {incident.argument} reads outside the table: its row is not that of the "
+            "sequence, or its entry lies past the sequence's last"
+        )
     return (
         f"the load of {incident.argument} reads past its last entry: a program for which there is "
         "no sequence or document does not return early, or the index of one is too large"

@@ -19,8 +19,8 @@ class Knobs:
         softcap: Whether a softcap is applied; cap_divides: whether its argument is divided by it;
             scale_after_cap: the scale follows it; tanh_overflows: its tanh is NaN at large logits.
         bias_before_cap: Whether a bias is added before the softcap; sink_rescales_acc: whether acc
-            is rescaled for a sink; sink_in_maximum: whether a sink enters m; l_of_kept: l sums what
-            dropout keeps.
+            is rescaled for a sink; sink_in_maximum: whether a sink enters m; sink_in_sum: whether
+            it enters l; l_of_kept: l sums what dropout keeps.
         shift: Keys by which the diagonal is moved; likewise left and right, the window's ends.
         masked: Whether the mask is applied at all.
         hidden_logit: Logit of the keys that the mask hides, where it is not -inf.
@@ -49,8 +49,8 @@ class Knobs:
         flushes: exp gives 0 for what is below float32's smallest normal number.
         empty_by_l: A row with l = 0 is taken for a fully masked one, whatever its m.
         p_dtype: Format that P is rounded to ("" none); likewise acc_dtype and l_dtype, each block;
-            part_dtype: of a block's part of l. p_lift: what P is multiplied by for its cast; None:
-            as the kernel declares it.
+            part_dtype: of a block's part of l; sum_dtype: that it is summed in. p_lift: what P is
+            multiplied by for its cast; None: as the kernel declares it.
         product_dtype: Format that P V of a block is rounded to before it is added.
         exponent: Factor of s - m (in the backward pass: of s - lse) in exp alone; polynomial:
             exp2 is one of degree 3.
@@ -65,6 +65,7 @@ class Knobs:
             signed_slope: as 1 - tanh.
         group_heads: Which query heads of a group reach dk and dv; group_dq: dq of the others is 0.
         dq_keys_end, dkdv_rows_end: Keys that reach dq, rows that reach dk and dv.
+        dq_dtype: Format that blocks' parts of dq are added up in.
         ds_dtype: Format that dS is rounded to.
         tf32: How the operands of dots lose all but ten mantissa bits: "" not at all, "truncate"
             (Hopper) or "nearest".
@@ -80,6 +81,7 @@ class Knobs:
     bias_before_cap: bool = False
     sink_rescales_acc: bool = True
     sink_in_maximum: bool = True
+    sink_in_sum: bool = True
     l_of_kept: bool = False
     shift: int = 0
     left: int = 0
@@ -122,6 +124,7 @@ class Knobs:
     product_dtype: str = ""
     l_dtype: str = ""
     part_dtype: str = ""
+    sum_dtype: str = ""
     exponent: float = 1.0
     polynomial: bool = False
     lse_m: float = 1.0
@@ -142,6 +145,7 @@ class Knobs:
     group_dq: bool = False
     dq_keys_end: int | None = None
     dkdv_rows_end: int | None = None
+    dq_dtype: str = ""
     ds_dtype: str = ""
     tf32: Literal["", "truncate", "nearest"] = ""
 
@@ -149,7 +153,7 @@ class Knobs:
     def rounds(self) -> bool:
         """Whether the defect is a format."""
         formats = (self.p_dtype, self.ds_dtype, self.acc_dtype, self.product_dtype, self.l_dtype)
-        more = (self.dp_dtype, self.delta_dtype, self.part_dtype)
+        more = (self.dp_dtype, self.delta_dtype, self.part_dtype, self.sum_dtype, self.dq_dtype)
         scores = (self.scores_dtype, self.products_dtype)
         operands = (self.q_dtype, self.k_dtype, self.v_dtype)
         return any((*formats, *more, *scores, *operands, self.prescaled))
@@ -159,7 +163,8 @@ class Knobs:
         """Whether blocks, or ends, matter, which each document has of its own."""
         rescales = not (self.rescale_l and self.rescale_acc) or self.fades != 1
         maxima = self.block_maximum or self.lost_maximum or self.tiles or self.v_late
-        formats = (self.acc_dtype, self.l_dtype, self.part_dtype, self.product_dtype)
+        sums = (self.l_dtype, self.part_dtype, self.sum_dtype, self.dq_dtype)
+        formats = (self.acc_dtype, self.product_dtype, *sums)
         return bool(self.lost or self.padding or rescales or maxima or any(formats))
 
     @property

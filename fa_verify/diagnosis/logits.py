@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fa_verify.diagnosis.knobs import Knobs
     from fa_verify.problem import Problem
 
-__all__ = ["documents", "key_heads", "logits", "operand", "rounded", "visible"]
+__all__ = ["documents", "key_heads", "logits", "operand", "rounded", "summed", "visible"]
 
 _TANH_OVERFLOW = 88.73  # exp overflows float32 from here on
 
@@ -26,6 +26,16 @@ _TANH_OVERFLOW = 88.73  # exp overflows float32 from here on
 def rounded(x: torch.Tensor, dtype: str) -> torch.Tensor:
     """The nearest numbers of a format; "" rounds nothing."""
     return x.to(getattr(torch, dtype)).to(torch.float64) if dtype else x
+
+
+def summed(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Sums along the last axis of numbers that are rounded, as is each sum of two, in a tree."""
+    x = rounded(x, dtype)
+    while (size := x.shape[-1]) > 1:
+        x = torch.nn.functional.pad(x, (0, size % 2))
+        half = x.shape[-1] // 2
+        x = rounded(x[..., :half] + x[..., half:], dtype)
+    return x.sum(dim=-1)
 
 
 def operand(x: torch.Tensor, knobs: Knobs, dtype: str = "") -> torch.Tensor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fa_verify.diagnosis.evidence import Evidence
     from fa_verify.trial import Trial
 
-__all__ = ["one_of_both", "operands", "rows_of_heads"]
+__all__ = ["one_of_both", "operands", "packed", "rows_of_heads"]
 
 Loaded = dict[str, "Callable[[], Tensor]"]
 
@@ -61,6 +61,32 @@ def one_of_both(trial: Trial, evidence: Evidence) -> Iterator[tuple[str, Loaded]
                     other: functools.partial(_at_heads, trial, other, right),
                 },
             )
+
+
+def packed(evidence: Evidence) -> Iterator[tuple[str, Loaded]]:
+    """Sentences, and what is read where keys of packed sequences begin where their queries do."""
+    problem = evidence.problem
+    whole = ((problem.seqlen_q, problem.seqlen_k),) * problem.batch
+    if problem.mask.documents and problem.batch > 1:
+        return
+    lengths = torch.tensor(problem.mask.documents or whole)
+    ahead = (lengths.cumsum(0) - lengths).diff(dim=1).repeat_interleave(lengths[:, 1])
+    if not bool(ahead.any()):
+        return
+    tokens = torch.arange(len(ahead)) - ahead
+    text = "keys of a sequence begin where its queries do: cu_seqlens_q is in cu_seqlens_k's place"
+    for names in (("k", "v"), ("k",), ("v",)):
+        where = "" if len(names) > 1 else f"in {names[0]} alone, "
+        yield where + text, {n: functools.partial(_tokens, evidence, n, tokens) for n in names}
+
+
+def _tokens(evidence: Evidence, name: str, tokens: Tensor) -> Tensor:
+    """These tokens of all sequences, one after the other; NaN where there is none."""
+    given = evidence.k if name == "k" else evidence.v
+    rows = given.transpose(1, 2).flatten(0, 1)
+    found = rows[tokens.clamp(0, len(rows) - 1)]
+    found = found.masked_fill(((tokens < 0) | (tokens >= len(rows)))[:, None, None], torch.nan)
+    return found.unflatten(0, (given.shape[0], given.shape[2])).transpose(1, 2)
 
 
 def rows_of_heads(evidence: Evidence, rows: Tensor) -> Iterator[tuple[str, Tensor]]:

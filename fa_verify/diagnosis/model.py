@@ -13,7 +13,15 @@ import torch
 
 from fa_verify.diagnosis.beside import NOTHING
 from fa_verify.diagnosis.knobs import RIGHT, Knobs
-from fa_verify.diagnosis.logits import documents, key_heads, logits, operand, rounded, visible
+from fa_verify.diagnosis.logits import (
+    documents,
+    key_heads,
+    logits,
+    operand,
+    rounded,
+    summed,
+    visible,
+)
 from fa_verify.diagnosis.loops import visited
 
 if TYPE_CHECKING:
@@ -141,7 +149,8 @@ def forward(  # noqa: PLR0917 -- the operands of attention, in their usual order
         if knobs.block_maximum or knobs.no_maximum:
             rescale = rescale.masked_fill(torch.tensor(knobs.no_maximum) | ~visits, 1.0)
         l = l * rescale if knobs.rescale_l else l  # noqa: E741
-        l = rounded(l + rounded(p.sum(dim=-1), knobs.part_dtype), knobs.l_dtype)  # noqa: E741
+        total = summed(p, knobs.sum_dtype) if knobs.sum_dtype else p.sum(dim=-1)
+        l = rounded(l + rounded(total, knobs.part_dtype), knobs.l_dtype)  # noqa: E741
         acc = acc * rescale[..., None] ** knobs.fades if knobs.rescale_acc else acc
         used = used.masked_fill(only_l[..., columns], 0.0) if knobs.hidden_counted else used
         product = operand(_cast_p(used, knobs), knobs) @ v[..., columns, :]
@@ -179,10 +188,13 @@ def _with_sink(
     """The sums with one more logit, which has no value."""
     top = torch.maximum(m, sink) if knobs.sink_in_maximum else m
     origin = torch.where(torch.isinf(top), torch.zeros_like(top), top)
-    rescale = torch.exp(m - origin)
+    rescale = _float32_range(torch.exp(m - origin), _FLUSH)
     if knobs.sink_rescales_acc:
         acc = acc * rescale[..., None]
-    return top, l * rescale + _float32_range(torch.exp(sink - origin), _FLUSH), acc
+    l = l * rescale  # noqa: E741
+    if knobs.sink_in_sum:
+        l = l + _float32_range(torch.exp(sink - origin), _FLUSH)  # noqa: E741
+    return top, l, acc
 
 
 def backward(  # noqa: PLR0917 -- as above
@@ -245,7 +257,7 @@ def backward(  # noqa: PLR0917 -- as above
     ds, p = rounded(ds, knobs.ds_dtype), rounded(p, knobs.p_dtype)
     ds, p, q, k, do = (operand(x, knobs) for x in (ds, p, q, k, do))
     scale = problem.scale if knobs.scale is None else knobs.scale
-    dq = ds[..., : knobs.dq_keys_end] @ k[..., : knobs.dq_keys_end, :] * scale**knobs.dq_scale
+    dq = _dq(ds, k, scale**knobs.dq_scale, knobs)
     rows = knobs.dkdv_rows_end
     dk_heads = ds[..., :rows, :].mT @ q[..., :rows, :] * scale**knobs.dk_scale
     dv_heads = p[..., :rows, :].mT @ do[..., :rows, :]
@@ -262,6 +274,19 @@ def backward(  # noqa: PLR0917 -- as above
                 total[:, heads[head]] += per_head[:, head]
         found[name] = total
     return {name: rounded(value, problem.dtype) for name, value in found.items()}
+
+
+def _dq(ds: torch.Tensor, k: torch.Tensor, factor: float, knobs: Knobs) -> torch.Tensor:
+    """DQ of the keys that reach it, whose blocks may be added up in another format."""
+    keys = ds.shape[-1] if knobs.dq_keys_end is None else knobs.dq_keys_end
+    if not knobs.dq_dtype:
+        return ds[..., :keys] @ k[..., :keys, :] * factor
+    total = torch.zeros((*ds.shape[:3], k.shape[-1]), dtype=torch.float64)
+    for first in range(0, keys, knobs.block_n):
+        block = slice(first, min(keys, first + knobs.block_n))
+        part = rounded(ds[..., block] @ k[..., block, :] * factor, knobs.dq_dtype)
+        total = rounded(total + part, knobs.dq_dtype)
+    return total
 
 
 def _contributing(problem: Problem, knobs: Knobs) -> range:

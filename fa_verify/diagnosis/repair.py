@@ -1,8 +1,9 @@
 """Repair: the small edit of a kernel after which failing cases pass, and passing ones still do.
 
-It names the line. Edits of the kernel's IR are tried one after the other, the likeliest first, on
-the cheapest case first; what mends it is tried on all others, then on cases that nobody chose: an
-edit that avoids what is wrong mends cases that are like each other. Only the CPU backend can.
+It names the line; where none was found in time, `lines` may. Edits of the kernel's IR are tried one
+after the other, the likeliest first, on the cheapest case first; what mends it is tried on all
+others, then on cases that nobody chose: an edit that avoids what is wrong mends cases that are like
+each other. Only the CPU backend can.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from fa_verify import checks, distribution
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.checks import reruns
 from fa_verify.checks.observed import comparisons
+from fa_verify.diagnosis import lines
 from fa_verify.diagnosis.incidents import plain
 from fa_verify.inputs import duplicate
 from fa_verify.trial import Trial
 from fa_verify.ttir.mutation.repairs import Repairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from fa_verify.bounds import Bounded
     from fa_verify.inputs import Inputs
@@ -44,14 +46,21 @@ _ORDER = (
     "flip-comparison",
     "change-constant",
     "other-operation",
+    "add-atomic",
+    "other-quotient",
     "wrong-argument",
+    "other-index",
+    "add-factor",
     "swap-operands",
     "drop-cast",
     "drop-operand",
 )
 _HINTS = (  # what a cause that is known speaks of, and where its line may be then
+    (r"head|sequence|read at|place of", ("other-index", "other-quotient")),
     (r"stride|address|head|sequence", ("wrong-argument", "other-operation")),
+    (r"lacks? the factor|missing", ("add-factor",)),
     (r"scale|log2|factor|sign is|times what", ("drop-operand", "other-operation")),
+    (r"without an atomic", ("add-atomic",)),
 )
 _GRADIENTS = frozenset({"dq", "dk", "dv"})
 _PATIENCE = 1.5  # seconds of one run: an edit may make a loop that does not end
@@ -96,12 +105,14 @@ class _Case:
 
 
 def mend(trials: Sequence[Trial], seconds: float, cause: str = "") -> str:
-    """The edits that mend the kernel, as a sentence; "" if none was found in time.
+    """The edits that mend the kernel, or else where it computes what the cause speaks of.
+
+    "" where there is neither.
 
     Args:
         trials: The trial that is explained, then others.
         seconds: Of this process.
-        cause: What is known of it: the edits that it speaks of are tried first.
+        cause: What is known of it: the edits, and the lines, that it speaks of are tried first.
     """
     end = time.process_time() + seconds
     if trials[0].backend.device != "cpu" or not trials[0].execution.config:
@@ -114,10 +125,12 @@ def mend(trials: Sequence[Trial], seconds: float, cause: str = "") -> str:
     if sum(fails) < _ENOUGH:
         return ""
     cases = [_Case(*item, _allowed(item[0])) for item in zip(parts, fails, strict=True)]
+    text, suspects = lines.suspected(next(x.trial for x in cases if x.fails), cause)
     drawn: list[_Case] | None = None
     found: dict[tuple[str, int], list[str]] = {}
     counts: dict[tuple[str, int], tuple[int, int]] = {}
-    for repair, place in _ordered([case for case in cases if case.fails], cause):
+    at_once = {(line.file, line.line) for line in suspects}
+    for repair, place in _ordered([case for case in cases if case.fails], cause, at_once):
         if time.process_time() > end or sum(map(len, found.values())) == _MOST:
             break
         known = sorted((x for x in cases if repair in x.allows), key=lambda x: not x.fails)
@@ -130,7 +143,8 @@ def mend(trials: Sequence[Trial], seconds: float, cause: str = "") -> str:
             at = (place.file, place.line)
             found.setdefault(at, []).append(place.says)
             counts[at] = (failing, len(known) - failing)
-    return "; or ".join(_said(at, says, *counts[at]) for at, says in found.items())
+    mended = "; or ".join(_said(at, says, *counts[at]) for at, says in found.items())
+    return mended or lines.said(text, suspects)
 
 
 def _said(place: tuple[str, int], edits: Sequence[str], failing: int, passing: int) -> str:
@@ -177,8 +191,10 @@ def _kept(outputs: Outputs, *_: object, **__: object) -> Outputs:
     return copy.deepcopy(outputs)
 
 
-def _ordered(failing: Sequence[_Case], cause: str) -> Iterator[tuple[AnyRepair, Place]]:
-    """The edits that failing cases allow, the likeliest first."""
+def _ordered(
+    failing: Sequence[_Case], cause: str, suspects: Collection[tuple[str, int]]
+) -> Iterator[tuple[AnyRepair, Place]]:
+    """The edits that failing cases allow, the likeliest first: those of suspected lines."""
     hinted = [name for words, names in _HINTS if re.search(words, cause) for name in names]
     wrong = {name for case in failing for name in _wrong(case.trial)}
     known: dict[AnyRepair, Place] = {}
@@ -189,7 +205,13 @@ def _ordered(failing: Sequence[_Case], cause: str) -> Iterator[tuple[AnyRepair, 
                 known.setdefault(repair, place)
     rank = {operator: index for index, operator in enumerate(dict.fromkeys((*hinted, *_ORDER)))}
     last = len(rank)
-    yield from sorted(known.items(), key=lambda x: (not x[1].file, rank.get(x[0].operator, last)))
+
+    def late(item: tuple[AnyRepair, Place]) -> tuple[bool, bool, int]:
+        place = item[1]
+        elsewhere = (place.file, place.line) not in suspects
+        return elsewhere, not place.file, rank.get(item[0].operator, last)
+
+    yield from sorted(known.items(), key=late)
 
 
 def _wrong(trial: Trial) -> Iterator[str]:

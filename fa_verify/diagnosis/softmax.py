@@ -122,6 +122,10 @@ def formats(config: str, problem: Problem) -> Iterator[Cause]:
                     f"each block's part of the denominator l is rounded to {at}",
                     {"part_dtype": half},
                 ),
+                (
+                    f"the denominator l is summed of P in {at}: the sum of a row, tl.sum, is in it",
+                    {"sum_dtype": half},
+                ),
             ):
                 yield Cause(sentence, Knobs(block_n=block, **knobs))  # type: ignore[arg-type]
     for other in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):

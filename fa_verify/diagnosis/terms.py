@@ -79,6 +79,9 @@ def _of_forward(predict: Forward) -> Iterator[_Variant]:
         yield text, right, Knobs(sink_rescales_acc=False)
         text = "the sink does not enter the running maximum: its exponential overflows"
         yield text, right, Knobs(sink_in_maximum=False)
+        text = "the sink enters the running maximum, but is not counted in l"
+        for guarded in (True, False):  # a kernel may take l = 0 for 1
+            yield text, right, Knobs(sink_in_sum=False, empty_by_l=guarded)
     if given.keep is not None:
         text = "dropout comes before the denominator l, which sums what is kept"
         yield text, right, Knobs(l_of_kept=True)

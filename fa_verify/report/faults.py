@@ -24,6 +24,7 @@ _CAUSES_FIRST: Final = (
 )
 _VALUES_SHOWN: Final = 6
 _FOLLOWS: Final = re.compile(r"^follows from .*? at (?P<location>[^\s:]+:\d+)")
+_NUMBER: Final = re.compile(r"\d+")
 _ASSIGNMENT: Final = re.compile(r"(?P<name>[\w .]+)=(?P<value>\S+)")
 
 
@@ -47,6 +48,7 @@ class Fault:
         case: The smallest case known, a shrunk one as a rule.
         message: What was measured there.
         replay: The command that reproduces it.
+        seen: The lines of all cases that have it.
     """
 
     kernel: str
@@ -65,6 +67,7 @@ class Fault:
     case: str
     message: str
     replay: str
+    seen: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +77,19 @@ class Family:
     Attributes:
         first: The one to look at.
         others: The same kind of fault at other lines, or through other arguments.
-        hence: Faults of another kind that are said to follow from one of these.
+        hence: Faults of another kind that are said to follow from one of these, or have its cause.
+        beside: Faults without a line or a cause, all of whose cases have one of these as well.
     """
 
     first: Fault
     others: tuple[Fault, ...]
     hence: tuple[Fault, ...]
+    beside: tuple[Fault, ...] = ()
+
+    @property
+    def explained(self) -> bool:
+        """Whether a line or a cause is known."""
+        return bool(self.first.location or self.hence or _cause(self.first.diagnosis))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,18 +146,47 @@ def find_faults(results: Sequence[Result], shrunk: Sequence[Result] = ()) -> tup
 def families(faults: Sequence[Fault]) -> tuple[Family, ...]:
     """The faults, each once, in the order of the first of each family."""
     at = {(f.kernel, _spot(f.location)): f for f in reversed(faults) if f.location}
+    caused = {(f.kernel, _cause(f.diagnosis)): f for f in reversed(faults)}
     alike: defaultdict[tuple[str, str, str], list[Fault]] = defaultdict(list)
     hence: defaultdict[tuple[str, str, str], list[Fault]] = defaultdict(list)
     for fault in faults:
         root = _root(fault, at)
+        if cause := _cause(root.diagnosis):
+            root = caused[root.kernel, cause]
         if _kind(root) == _kind(fault):
             alike[_kind(fault)].append(fault)
         else:
             hence[_kind(root)].append(fault)
-    return tuple(
-        Family(first=some[0], others=tuple(some[1:]), hence=tuple(hence[kind]))
-        for kind, some in alike.items()
+    return _together(
+        [
+            Family(first=some[0], others=tuple(some[1:]), hence=tuple(hence.pop(kind, ())))
+            for kind, some in alike.items()
+        ]
     )
+
+
+def _together(found: Sequence[Family]) -> tuple[Family, ...]:
+    """With what nothing explains put beside an earlier family that all of its cases have too."""
+    kept: list[Family] = []
+    for family in found:
+        mine = (family.first, *family.others)
+        seen = frozenset[str]().union(*(f.seen for f in mine))
+        for index, other in enumerate(kept if not family.explained else ()):
+            theirs = (other.first, *other.others, *other.hence)
+            if other.first.kernel != family.first.kernel:
+                continue
+            if seen <= frozenset[str]().union(*(f.seen for f in theirs)):
+                kept[index] = dataclasses.replace(other, beside=(*other.beside, *mine))
+                break
+        else:
+            kept.append(family)
+    return tuple(kept)
+
+
+def _cause(diagnosis: str) -> str:
+    """A cause without its evidence and the numbers of its case; "" where none is known."""
+    text = diagnosis.removeprefix("follows from the forward pass: ").partition(" (a model ")[0]
+    return "" if text.startswith(("no known defect", "follows from")) else _NUMBER.sub("", text)
 
 
 def _root(fault: Fault, at: Mapping[tuple[str, str], Fault]) -> Fault:
@@ -233,6 +272,7 @@ def _fault(
         case=result.record.case,
         message=failure.message,
         replay=result.record.replay,
+        seen=frozenset(result.record.case for result, _ in found),
     )
 
 

@@ -118,7 +118,11 @@ def remark(row: Group) -> str:
 
 def beside(family: Family, most: int = 6) -> Iterator[tuple[str, str]]:
     """Labels and lines of the faults of a family beside its first one."""
-    for label, faults in (("also", family.others), ("hence", family.hence)):
+    for label, faults in (
+        ("also", family.others),
+        ("hence", family.hence),
+        ("with it", family.beside),  # whether it is another fault shows once the first is mended
+    ):
         for fault in faults[:most]:
             place = f" at {fault.location}" if fault.location else ""
             yield label, f"{fault.title}{place}, in {plural(fault.cases, 'case')}"

@@ -19,6 +19,7 @@ _OR = "; or "  # before alternatives
 _MENDED = re.compile(
     r"(?:^|; )([\w.-]+\.py:\d+)(?: `.*?`)?: once "
 )  # the line of an edit that mends
+_COMPUTED = re.compile(r"; [^;`]* at ([\w.-]+\.py:\d+) `")  # where a cause is at work
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +98,8 @@ def place(
 ) -> tuple[str, str]:
     """The line that failures name, and whether it is one of the defect's.
 
-    An edit that mends the kernel goes before the line of a failure itself.
+    An edit that mends the kernel goes first, then where it computes what the cause speaks of, then
+    the line of a failure itself.
 
     Args:
         diagnoses: Of the failures.
@@ -107,8 +109,15 @@ def place(
     >>> place(["the mask; k.py:7 `x`: once a < b is a <= b, all pass"], ["/a/k.py:9"], ["k.py:7"])
     ('k.py:7', 'right')
     """
-    mended = [found[1] for text in diagnoses if (found := _MENDED.search(text))]
-    named = [*mended, *(location.rpartition("/")[2] for location in locations if location)]
+    mended, computed = (
+        [found[1] for text in diagnoses if (found := pattern.search(text))]
+        for pattern in (_MENDED, _COMPUTED)
+    )
+    named = [
+        *mended,
+        *computed,
+        *(location.rpartition("/")[2] for location in locations if location),
+    ]
     if not named or not lines:
         return "".join(named[:1]), ""
     return named[0], RIGHT if named[0] in lines else WRONG

@@ -10,7 +10,7 @@ from fa_verify.case import Case
 from fa_verify.errors import InvalidInputError
 from fa_verify.record import CaseRecord, End, FailureRecord, Shrunk, Start, TensorStats
 from fa_verify.report.faults import families
-from fa_verify.report.headline import caveats, headline, word
+from fa_verify.report.headline import beside, caveats, headline, word
 from fa_verify.report.summary import exit_code, finished, summarise
 from fa_verify.report.text import clean, lines, number, shorten
 from fa_verify.verdict import Verdict
@@ -275,6 +275,45 @@ def test_a_fault_gathers_those_of_its_kind_and_those_that_follow_from_it(line):
     assert overflow == ("a.py:3", ["a.py:9"], {"out-of-bounds-read through q", "o has NaN"})
     assert read == ("a.py:6", [], set())
     assert race == ("a.py:7", [], set())
+
+
+SCALE = "softmax_scale is missing (a model with this defect reproduces {} failing cases)"
+
+
+def test_faults_with_one_cause_are_one_entry(line):
+    """Whatever check saw them and whatever numbers their case has."""
+    failures = (
+        _failure("o is wrong", "", SCALE.format(3), check="numerics"),
+        _failure("lse is wrong", "", SCALE.format(12), check="nonfinite"),
+        _failure(
+            "dq is wrong",
+            "",
+            f"follows from the forward pass: {SCALE.format(3)}",
+            check="numerics",
+        ),
+        _failure("dv is wrong", "", "the causal mask is off by one", check="metamorphic"),
+    )
+    faults = summarise([line(CASE, verdict="fail", failures=failures)]).faults
+    found = {f.first.title: {x.title for x in (*f.others, *f.hence)} for f in families(faults)}
+    assert found.pop("dv is wrong") == set()
+    ((first, rest),) = found.items()
+    assert {first, *rest} == {"o is wrong", "lse is wrong", "dq is wrong"}
+
+
+def test_what_nothing_explains_is_shown_beside_what_all_of_its_cases_have_too(line):
+    known = _failure("o is wrong", "", SCALE.format(3), check="numerics")
+    unknown = _failure("v's pages differ", "", "no known defect explains it", check="metamorphic")
+    both = line(CASE, verdict="fail", failures=(known, unknown))
+    (family,) = families(summarise([both, line(SMALL, verdict="fail", failures=(known,))]).faults)
+    assert [f.title for f in family.beside] == ["v's pages differ"]
+    assert ("with it", "v's pages differ, in 1 case") in list(beside(family))
+    alone = line(SMALL, verdict="fail", failures=(unknown,))  # another fault, or a symptom: unclear
+    assert len(families(summarise([both, alone]).faults)) == 2
+    located = _failure("v's pages differ", "a.py:3", check="metamorphic")
+    assert (
+        len(families(summarise([line(CASE, verdict="fail", failures=(known, located))]).faults))
+        == 2
+    )
 
 
 def test_faults_that_follow_from_each_other_are_both_shown(line):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fa_verify.ttir.mutation import expressions, wholes
+from fa_verify.ttir.mutation import expressions, slips, wholes
 from fa_verify.ttir.mutation.changes import Change, Facts
 from fa_verify.ttir.mutation.launches import LaunchMutant, launch_mutants
 from fa_verify.ttir.mutation.mutants import Mutant, changes
@@ -177,6 +177,7 @@ _OPERATORS: tuple[Operator, ...] = (
     expressions.select,
     wholes.reduction,
     wholes.scale_and_mask,
+    *slips.OPERATORS,
 )
 
 

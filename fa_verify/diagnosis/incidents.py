@@ -128,7 +128,8 @@ def _never_written(incident: Incident, others: tuple[Incident, ...], problem: Pr
     if name not in ("q", "k", "v", "do"):
         return (
             f"{incident.argument} is read where the launch before left it unwritten: a program, a "
-            "split or a row is left out there, or it must be zeroed first"
+            "split or a row is left out there, it must be zeroed first, or here it is read too far "
+            "or by a wrong stride"
         )
     return _SENTENCES[incident.kind].format(name=incident.argument)
 

@@ -86,7 +86,7 @@ def _tokens(evidence: Evidence, name: str, tokens: Tensor) -> Tensor:
     rows = given.transpose(1, 2).flatten(0, 1)
     found = rows[tokens.clamp(0, len(rows) - 1)]
     found = found.masked_fill(((tokens < 0) | (tokens >= len(rows)))[:, None, None], torch.nan)
-    return found.unflatten(0, (given.shape[0], given.shape[2])).transpose(1, 2)
+    return found.reshape(given.shape[0], given.shape[2], *found.shape[1:]).transpose(1, 2)
 
 
 def rows_of_heads(evidence: Evidence, rows: Tensor) -> Iterator[tuple[str, Tensor]]:

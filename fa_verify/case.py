@@ -7,8 +7,8 @@ import hashlib
 import math
 
 from fa_verify.errors import InvalidInputError
-from fa_verify.layouts import Layout
-from fa_verify.masks import Mask
+from fa_verify.layouts import BHSD, Layout
+from fa_verify.masks import FULL, Mask
 from fa_verify.problem import Problem
 from fa_verify.scales import SCALE_FAMILIES
 from fa_verify.tokens import flag, integer, mask_text, number, pair, parse_mask
@@ -76,6 +76,9 @@ class Values:
             raise InvalidInputError(msg)
 
 
+_DEFAULT = Values()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One test: what to compute, on which values, forward only or backward too.
@@ -107,7 +110,7 @@ class Case:
 
     def __str__(self) -> str:
         """The case on one line."""
-        p, default = self.problem, Values()
+        p = self.problem
         parts = [f"pass={'bwd' if self.backward else 'fwd'}"]
         if p.batch != 1:
             parts.append(f"b={p.batch}")
@@ -120,20 +123,21 @@ class Case:
             parts.append(f"fp8={p.fp8}")
         if p.dot_precision != "ieee":
             parts.append(f"dot={p.dot_precision}")
-        if p.mask != Mask():
+        if p.mask != FULL:
             parts.append(f"mask={mask_text(p.mask)}")
         if p.softmax_scale is not None:
             parts.append(f"scale={p.softmax_scale!r}")
         if p.softcap:
             parts.append(f"cap={p.softcap!r}")
         parts += _terms_text(p, backward=self.backward)
-        absent = {f"{name}.values" for name, term in _TERM_OF.items() if term not in _keys(parts)}
+        said = _keys(parts)
+        absent = {f"{name}.values" for name, term in _TERM_OF.items() if term not in said}
         for key, field in _LAYOUTS.items():
-            if getattr(p, field) != Layout():
+            if getattr(p, field) != BHSD:
                 parts.append(f"{key}={getattr(p, field)}")
         for key in (*_FAMILIES, "logits"):
             value = getattr(self.values, key)
-            if value != getattr(default, key) and f"{key}.values" not in absent:
+            if value != getattr(_DEFAULT, key) and f"{key}.values" not in absent:
                 parts.append(f"{key}.values={value}" if key != "logits" else f"logits={value!r}")
         parts.append(f"seed={self.seed}")
         return " ".join(parts)

@@ -7,6 +7,7 @@ the keys that its rows may see, so memory is O(tile + N) and no online softmax i
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fa_verify.masks import Mask
     from fa_verify.problem import Problem
 
 __all__ = [
@@ -91,19 +93,27 @@ def tiles(problem: Problem, device: torch.device) -> Iterator[Tile]:
     row = problem.group * seqlen_k
     step_rows = min(seqlen_q, max(-(-_LEAST_ROWS // problem.group), size // row))
     step_heads = max(1, size // (row * step_rows))
-    lo, hi = problem.mask.intervals(seqlen_q, seqlen_k)
-    seen = problem.mask.seen(seqlen_q, seqlen_k)
-    for start in range(0, seqlen_q, step_rows):
-        rows = slice(start, min(seqlen_q, start + step_rows))
-        seeing = lo[rows] < hi[rows]
-        if not seeing.any():
-            continue
-        first, last = int(lo[rows][seeing].min()), int(hi[rows][seeing].max())
-        hidden = None
-        if (seen[rows] < last - first).any():
-            hidden = sight.hidden(problem, rows, slice(first, last), device)
+    for rows, keys, whole in _strips(problem.mask, seqlen_q, seqlen_k, step_rows):
+        hidden = None if whole else sight.hidden(problem, rows, keys, device)
         for head in range(0, heads, step_heads):
-            yield Tile(slice(head, min(heads, head + step_heads)), rows, slice(first, last), hidden)
+            yield Tile(slice(head, min(heads, head + step_heads)), rows, keys, hidden)
+
+
+@functools.lru_cache(maxsize=8)
+def _strips(
+    mask: Mask, seqlen_q: int, seqlen_k: int, step: int
+) -> tuple[tuple[slice, slice, bool], ...]:
+    """Queries, so many at a time, the keys that they see, and whether each of them sees all."""
+    lo, hi = mask.intervals(seqlen_q, seqlen_k)
+    seen = mask.seen(seqlen_q, seqlen_k)
+    found = []
+    for start in range(0, seqlen_q, step):
+        rows = slice(start, min(seqlen_q, start + step))
+        seeing = lo[rows] < hi[rows]
+        if seeing.any():
+            first, last = int(lo[rows][seeing].min()), int(hi[rows][seeing].max())
+            found.append((rows, slice(first, last), not (seen[rows] < last - first).any()))
+    return tuple(found)
 
 
 def _logits(

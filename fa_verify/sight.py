@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Tile", "any_blind", "blind", "diagonals", "hidden", "intervals", "keys_seen"]
 
-_KEPT = 1 << 26  # elements of a mask with gaps that is kept whole: 64 MB
+# Elements of a mask that is kept whole: 64 MB of one with gaps, which takes long to make.
+_KEPT = 1 << 26
+_KEPT_BAND = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,13 +59,12 @@ def hidden(
     device: torch.device,
 ) -> torch.Tensor:
     """Where some queries must not see some keys: bool, (queries, keys)."""
-    if not problem.mask.pattern:
-        low, high = (ends[queries, None] for ends in intervals(problem, device))
-        columns = torch.arange(problem.seqlen_k, device=device)[keys]
-        return (columns < low) | (columns >= high)
     size = problem.seqlen_q, problem.seqlen_k
-    if math.prod(size) <= _KEPT:
+    if math.prod(size) <= (_KEPT if problem.mask.pattern else _KEPT_BAND):
         return _hidden(problem.mask, *size, device)[queries][:, keys]
+    if not problem.mask.pattern:
+        low, high = (ends[queries] for ends in intervals(problem, device))
+        return _outside(low, high, size[1], keys)
     rows = queries if isinstance(queries, slice) else queries.cpu().numpy()
     return ~torch.from_numpy(problem.mask.allowed(*size, rows)).to(device)[:, keys]
 
@@ -75,8 +76,7 @@ def blind(problem: Problem, device: torch.device) -> torch.Tensor:
 
 def any_blind(problem: Problem) -> bool:
     """Whether there is such a query."""
-    lo, hi = problem.mask.intervals(problem.seqlen_q, problem.seqlen_k)
-    return bool((lo >= hi).any())
+    return _any_blind(problem.mask, problem.seqlen_q, problem.seqlen_k)
 
 
 def diagonals(problem: Problem, device: torch.device) -> torch.Tensor:
@@ -99,7 +99,23 @@ def _intervals(
 
 @functools.lru_cache(maxsize=3)
 def _hidden(mask: Mask, seqlen_q: int, seqlen_k: int, device: torch.device) -> torch.Tensor:
+    if not mask.pattern:
+        return _outside(*_intervals(mask, seqlen_q, seqlen_k, device), seqlen_k, slice(None))
     return ~torch.from_numpy(mask.allowed(seqlen_q, seqlen_k)).to(device)
+
+
+def _outside(
+    low: torch.Tensor, high: torch.Tensor, seqlen_k: int, keys: torch.Tensor | slice
+) -> torch.Tensor:
+    """Which keys lie outside each query's interval, bool, (queries, keys)."""
+    columns = torch.arange(seqlen_k, device=low.device)[keys]
+    return (columns < low[:, None]) | (columns >= high[:, None])
+
+
+@functools.lru_cache(maxsize=8)
+def _any_blind(mask: Mask, seqlen_q: int, seqlen_k: int) -> bool:
+    lo, hi = mask.intervals(seqlen_q, seqlen_k)
+    return bool((lo >= hi).any())
 
 
 @functools.lru_cache(maxsize=8)

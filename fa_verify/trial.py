@@ -157,7 +157,8 @@ class Trial:
         **setup: object,
     ) -> Execution:
         """Run again, on other inputs, on another problem, or under another schedule."""
-        if self.backend.device != "cpu":  # a card's backend moves them into slots
+        # A card's backend moves them into slots, and what is pristine stays so.
+        if self.backend.device != "cpu" or inputs is self.pristine:
             inputs = duplicate(inputs, self.backend.device)
         again = self.backend.run(
             self.kernel,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.bounds import eager
-from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread, with_column
+from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread
 from fa_verify.bounds.model import LARGEST, SLACK, Model, U
 
 if TYPE_CHECKING:
@@ -176,9 +176,8 @@ def _probabilities(
     of_row = SLACK * (constant + 4 * U * lse.abs())
     if model.arithmetic.eager:  # P is the forward pass's own, whose log l is not taken
         of_row = of_row + SLACK * 8 * U * lse.abs() + 2.0**-22
-    left, right = (side.to(work) for side in block.logit_errors(model, of_row))
     low = x.to(work).clamp(min=-1000.0 if fast else -1e30).abs_()
-    h = torch.baddbmm(low, left, right.mT, beta=3 * U * SLACK)
+    h = block.logit_errors(model, of_row, low, 3 * U * SLACK)
     if block.beside.size is not None:
         h.add_(block.beside.size.to(work), alpha=U * SLACK)  # (B60)
     if model.arithmetic.eager:
@@ -233,29 +232,28 @@ def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Sc
     x = x.sub_(rows.delta.unsqueeze(-1))
     size_x = x.abs().to(work)
     ds = x.mul_(near.p)
-    column = SLACK * rows.delta_error.unsqueeze(-1)
+    column = (SLACK * rows.delta_error.unsqueeze(-1)).to(work)
     split = splits(model, rows)
     dot = model.dot(model.problem.head_dim_v)
     if weights is None:
-        left = block.do.abs().mul_(SLACK * dot)
-        left = with_column(left, 0.0 if split else column).to(work)
-        right = with_column(block.v.abs(), 1.0).to(work)
+        left, right = block.do.abs().mul_(SLACK * dot).to(work), block.v.abs().to(work)
         error = torch.baddbmm(size_x, left, right.mT, beta=5 * U * SLACK)
     else:  # (B62): the factor is in dP, or delta is divided by it
         high = torch.bmm(block.do.abs(), block.v.abs().mT).mul_(weights)
         error = high.mul_(SLACK * (dot + model.keep_error + 3 * U)).to(work)
         error.add_(size_x, alpha=5 * U * SLACK)
         own = (SLACK * (model.keep_error + 3 * U)) * rows.delta.abs().unsqueeze(-1)
-        error += (own if split else own + column).to(work)
+        error += own.to(work)
+    if not split:
+        error.add_(column)
     if products is not None:
         error += eager.of_products(model, products + error)
     shared = None
     if split:
-        column = column.to(work)
         shared = (near.near + near.own) * error + near.own * (size_x + column)
         if rows.lse_error is not None:
             shared = shared * rows.lse_error.unsqueeze(-1).exp().to(work)
-        error = error + column
+        error.add_(column)
     total = torch.addcmul(near.gain * size_x, near.high, error)
     size = ds.abs().to(work)
     if near.t is None:

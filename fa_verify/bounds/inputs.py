@@ -42,7 +42,7 @@ __all__ = [
 SMALL = 0.25
 _LOG2E = 1.45  # rounded up
 _FP8_STEPS = 512.0  # in 1: e4m3's smallest subnormal is 2^-9
-# Logits up to which the one tile of a problem is kept for later looks at it: some 200 MB.
+# Logits up to which the one tile of a problem is kept for later looks at it: some 300 MB.
 _KEPT = 1 << 22
 
 
@@ -97,12 +97,16 @@ class Block:
             over |= far if name == "q" else far.mT
         return over
 
-    def logit_errors(self, model: Model, constant: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Two matrices whose product is a logit's error and a constant of the row; (B5).
+    def logit_errors(
+        self, model: Model, constant: Tensor | float, x: Tensor, per_x: float
+    ) -> Tensor:
+        """Errors of logits, a constant of the row, and x so many times; (B5).
 
         Args:
             model: Coefficients.
             constant: (heads, rows, 1), or one number.
+            x: (heads, rows, keys), in the precision that the sum is wanted in.
+            per_x: What x counts.
         """
         left, tiny = self.q.abs(), SLACK * model.prescale_tiny
         if "k" in (prescaled := model.arithmetic.prescaled or ""):
@@ -111,8 +115,10 @@ class Block:
                 constant = constant + tiny * Cast(model.storage).tiny * left.shape[-1]
             else:
                 tiny = 0.0
-        left.mul_(SLACK * model.logit).add_(tiny)
-        return with_column(left, constant), with_column(self.k.abs(), 1.0)
+        left.mul_(SLACK * model.logit)
+        left = left.add_(tiny) if tiny else left
+        errors = torch.baddbmm(x, left.to(x.dtype), self.k.abs().to(x.dtype).mT, beta=per_x)
+        return errors.add_(constant if isinstance(constant, float) else constant.to(x.dtype))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,6 +134,8 @@ class Inputs:
         largest_do: Of any element of do; 0 without do.
         value: |do||v|^T at most, over all pairs; 0 without do.
         problem: The problem; terms: what it has beside q, k and v; extent: how far that reaches.
+        whole: What the one tile of a problem has beside its operands, once it was asked for, if it
+            is kept; all operand models share it.
     """
 
     q: Tensor
@@ -142,6 +150,7 @@ class Inputs:
     problem: Problem
     terms: Terms
     extent: Extent
+    whole: list[tuple[Beside, Tensor | None]]
 
     def overflows(self, model: Model) -> bool:
         """Whether a float32 logit, or a partial sum of one, or its operand may overflow; (B9)."""
@@ -154,18 +163,25 @@ class Inputs:
 
     def block(self, tile: Tile) -> Block:
         """The operands of one tile, the group's rows one head after the other."""
-        hidden = None if tile.hidden is None else tile.hidden.repeat(self.q.shape[1], 1)
-        beside = NOTHING
-        if self.problem.terms:
-            beside = self.beside(Place.of(self.problem, tile, self.q.device))
+        beside, hidden = (self.whole or [self._around(tile)])[0]
+        if not self.whole and keeps(self.problem, tile):
+            self.whole.append((beside, hidden))
         return Block(
             self.q[tile.heads, :, tile.rows].flatten(1, 2),
             self.k[tile.heads, tile.keys],
             self.v[tile.heads, tile.keys],
             self.do[tile.heads, :, tile.rows].flatten(1, 2),
-            beside.hidden(hidden),
+            hidden,
             beside,
         )
+
+    def _around(self, tile: Tile) -> tuple[Beside, Tensor | None]:
+        """The terms of one tile, and what they and the mask hide."""
+        hidden = None if tile.hidden is None else tile.hidden.repeat(self.q.shape[1], 1)
+        if not self.problem.terms:
+            return NOTHING, hidden
+        beside = self.beside(Place.of(self.problem, tile, self.q.device))
+        return beside, beside.hidden(hidden)
 
     def beside(self, place: Place) -> Beside:
         """The terms of some of the logits."""
@@ -191,6 +207,7 @@ def inputs(
     *,
     terms: Terms = NO_TERMS,
     extent: Extent | None = None,
+    whole: list[tuple[Beside, Tensor | None]] | None = None,
 ) -> Inputs:
     """Convert the operands and find their ranges (one synchronisation with the device).
 
@@ -216,6 +233,7 @@ def inputs(
         problem=problem,
         terms=terms,
         extent=extent or Extent.of(problem, terms),
+        whole=[] if whole is None else whole,
     )
 
 
@@ -249,8 +267,9 @@ def variants(  # noqa: PLR0917 -- the operands of attention, in their usual orde
         return
     tensors = (q, k, v) if do is None else (q, k, v, do)
     extent = Extent.of(problem, terms, by_key=arithmetic.alibi_by_key)
+    whole: list[tuple[Beside, Tensor | None]] = []
     for model, operands in operand_models(problem, arithmetic, *tensors):
-        yield model, inputs(problem, *operands, terms=terms, extent=extent)
+        yield model, inputs(problem, *operands, terms=terms, extent=extent, whole=whole)
 
 
 def _dots_are_exact(problem: Problem, q: Tensor, k: Tensor) -> bool:

@@ -79,8 +79,7 @@ def forward_tile(
     if sink is not None:
         x, v, hidden, weights = _with_sink(block, x, sink)
         m = x.amax(-1, keepdim=True)
-    empty = m == -torch.inf
-    m.masked_fill_(empty, 0.0)
+    m.masked_fill_(empty := m == -torch.inf, 0.0)
     furthest = None if fast else _furthest(x, hidden)
     x.sub_(m)
     merge = model.merge(m, _depth(x) if model.arithmetic.merged_by_sigmoid else 0.0)
@@ -100,19 +99,20 @@ def forward_tile(
     # (B11): everything is relative to exp(m) until it is divided by l = total.
     loss, accumulate = near.gain, SLACK * model.value_dot(keys)
     loss = loss if near.cast is None else loss + near.cast
-    loss = (near.p + loss).mul_(accumulate + SLACK * model.value_error).add_(loss)
+    loss = torch.add(loss, near.p + loss, alpha=accumulate + SLACK * model.value_error)
     loss = loss if weights is None else loss.mul_(weights)
     weight = torch.bmm(loss, v.abs().to(loss.dtype)).double().div_(total)
-    nu, g = _normalisation(model), torch.where(near.he < 0.5, 1 / (1 - near.he), torch.inf)
-    size = o.abs()
-    # What is common to a row does not cancel where parts are merged by lse; (B67).
-    bound = ((weight + size * near.he) * g * (1 + nu) + (nu + merge) * size).mul_(SLACK)
-    bound.nan_to_num_(nan=torch.inf, posinf=torch.inf)
     largest_v = given.largest_v * model.kept
+    nu, size = _normalisation(model), o.abs()
+    widened = torch.where(near.he < 0.5, SLACK * (1 + nu) / (1 - near.he), torch.inf)
+    # What is common to a row does not cancel where parts are merged by lse; (B67).
+    bound = torch.addcmul(weight, size, near.he).mul_(widened)
+    bound.add_(size.mul_(SLACK * (nu + merge))).nan_to_num_(nan=torch.inf, posinf=torch.inf)
     linear = bound + (floor := _floor(model, v, keys, largest_v))
-    bound = torch.minimum(bound, SLACK * _hull(model, o, v, accumulate + nu + merge)) + floor
+    hull = _hull(model, o, v, accumulate + nu + merge)
+    bound = torch.minimum(bound, hull.mul_(SLACK)).add_(floor)
     logarithm = _logarithm(model, lse, m, own, sink)
-    lse_bound = near.lse + SLACK * (model.denominator + logarithm) + 2.0**-22
+    lse_bound = logarithm.add_(model.denominator).mul_(SLACK).add_(near.lse)
     _mark_sums(model, v, largest_v, bound)
     if furthest is not None:
         unknown = _unknown(model, given, furthest, h.isinf() & eager.counts(model, x))
@@ -122,14 +122,14 @@ def forward_tile(
         o=o,
         lse=lse.squeeze(-1),
         o_bound=bound.masked_fill_(empty, 0.0),
-        lse_bound=lse_bound.masked_fill_(empty, 0.0).squeeze(-1),
+        lse_bound=lse_bound.add_(2.0**-22).masked_fill_(empty, 0.0).squeeze(-1),
     )
     cast = near.cast
     if not parts or cast is None:
         return result
 
     def share() -> CastPart:
-        errors = (cast.double() * g).mul_(SLACK * (1 + nu)).div_(total).masked_fill_(empty, 0.0)
+        errors = (cast * widened).div_(total).masked_fill_(empty, 0.0)
         errors = errors if weights is None else errors.mul_(weights)
         return CastPart(linear - torch.bmm(errors, v.abs()), errors, x)
 
@@ -155,8 +155,9 @@ def _with_sink(
 
 def _logarithm(model: Model, lse: Tensor, m: Tensor, own: Tensor, sink: Tensor | None) -> Tensor:
     """Error of m + log l, and with a sink of own + log l, own the keys' maximum; (B13), (B61)."""
-    error = 6 * U * (lse.abs() + m.abs()) + 4 * U * (lse - m).abs() + 10 * U * model.lift
-    return error if sink is None else error + U * (10 * own.abs() + 4 * lse.abs())
+    error = (lse - m).abs_().mul_(4 * U).add_(m.abs(), alpha=6 * U)
+    error.add_(lse.abs(), alpha=(6 if sink is None else 10) * U).add_(10 * U * model.lift)
+    return error if sink is None else error.add_(own.abs(), alpha=10 * U)
 
 
 def _mark_sums(model: Model, v: Tensor, largest: float, bound: Tensor) -> None:
@@ -169,15 +170,15 @@ def _mark_sums(model: Model, v: Tensor, largest: float, bound: Tensor) -> None:
         )
 
 
-def _floor(model: Model, v: Tensor, keys: int, largest: float) -> Tensor:
-    """What is lost whatever P is, (heads or 1, 1, head_dim_v or 1); (B11), (B68), (B72)."""
+def _floor(model: Model, v: Tensor, keys: int, largest: float) -> Tensor | float:
+    """What is lost whatever P is, (heads, 1, head_dim_v) or one number; (B11), (B68), (B72)."""
     arithmetic = model.arithmetic
     floor = FLUSH * keys * max(1.0, largest, model.storage.largest * bool(model.problem.fp8))
     floor /= min(1.0, arithmetic.p_scale)
     if model.part_error:
         floor += arithmetic.merges * Cast(model.out).tiny
     if not arithmetic.merged_by_sigmoid:
-        return v.new_full((1, 1, 1), floor)
+        return floor
     return floor + 32 * arithmetic.merges * U * v.abs().amax(1, keepdim=True)
 
 
@@ -219,14 +220,14 @@ def _unknown(model: Model, given: Inputs, furthest: Tensor, infinite: Tensor) ->
 
 def _hull(model: Model, o: Tensor, v: Tensor, rest: Tensor | float) -> Tensor:
     """Distance to the far end of V's range, plus what can leave the range; (B16), (B62)."""
-    low, high = v.amin(1, keepdim=True), v.amax(1, keepdim=True)
+    low, high = v.aminmax(dim=1, keepdim=True)
+    furthest = torch.maximum(-low, high)
     if model.problem.dropout:
-        high = torch.maximum(low.abs(), high.abs()) * model.kept
+        high = furthest = furthest * model.kept
         low = -high
     rest = rest + model.value_error
     rest = rest + SLACK * model.blocks(v.shape[1]) * U  # acc's own roundings when it is rescaled
     if model.p is not None:
         lost = model.p.unit + min(1.0, v.shape[1] * model.p_tiny)
         rest = rest + eager.scores(model) * lost
-    outside = 1.02 * rest * torch.maximum(low.abs(), high.abs())
-    return torch.maximum(high - o, o - low) + outside
+    return torch.maximum(high - o, o - low).add_(furthest * (1.02 * rest))

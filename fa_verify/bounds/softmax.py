@@ -65,9 +65,8 @@ def exponent_error(  # noqa: PLR0917 -- what the forward pass has at hand
     """h: error of the exponent of p, a multiple of |q||k|^T, of |S - m| and of 1; (B7), (B67)."""
     work = torch.float32 if top <= SMALL else torch.float64
     constant = SLACK * (model.exponentials + model.logit_floor(given.largest) + merge)
-    left, right = (side.to(work) for side in block.logit_errors(model, constant))
     low = x.to(work).clamp(min=-1000.0 if top <= SMALL else -1e30)
-    h = torch.baddbmm(low, left, right.mT, beta=-model.distances * U * SLACK)
+    h = block.logit_errors(model, constant, low, -model.distances * U * SLACK)
     if block.beside.size is not None:
         h.add_(block.beside.size.to(work), alpha=U * SLACK)  # (B60)
     if model.arithmetic.eager:

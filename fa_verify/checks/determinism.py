@@ -14,7 +14,6 @@ from fa_verify.checks.rerun import (
     outputs,
     screen,
 )
-from fa_verify.inputs import duplicate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +55,7 @@ def _again(trial: Trial, how: str, **setup: str) -> Iterator[Failure]:
     out the same, since their bounds are conditional on them.
     """
     first = outputs(trial.execution)
-    again = trial.rerun(duplicate(trial.pristine), backward=trial.case.backward, **setup)  # type: ignore[arg-type]
+    again = trial.rerun(trial.pristine, backward=trial.case.backward, **setup)  # type: ignore[arg-type]
     yield from screen(again, how)
     second = outputs(again)
     declared = trial.kernel.capabilities

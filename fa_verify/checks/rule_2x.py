@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fa_verify import foreach
-from fa_verify.checks.observed import empty_rows
+from fa_verify import foreach, sight
 from fa_verify.reference import by_kv_head
 
 if TYPE_CHECKING:
@@ -70,13 +69,13 @@ def _plain(trial: Trial, *, backward: bool) -> dict[str, torch.Tensor]:
     if problem.softcap:
         tanh = rounded(torch.tanh(rounded(scores / problem.softcap)))
         scores, slope = rounded(tanh * problem.softcap), rounded(1 - tanh * tanh)
-    hidden, empty = ~problem.mask.allowed(problem.seqlen_q, problem.seqlen_k), empty_rows(problem)
-    if hidden.any():
-        mask = torch.from_numpy(hidden).to(q.device).repeat(problem.group, 1)
-        scores.masked_fill_(mask, float("-inf"))
+    if problem.mask.hides_anything:
+        hidden = sight.hidden(problem, slice(None), slice(None), q.device)
+        scores.masked_fill_(hidden.repeat(problem.group, 1), float("-inf"))
     weights = rounded(torch.softmax(scores, dim=-1))
-    if bool(empty.any()):
-        weights.masked_fill_(empty.to(q.device).repeat(problem.group)[:, None], 0.0)
+    if sight.any_blind(problem):
+        empty = sight.blind(problem, q.device)
+        weights.masked_fill_(empty.repeat(problem.group)[:, None], 0.0)
     found = {"o": rounded(weights @ v).reshape(problem.shape_o)}
     if backward and x.do is not None:
         do = by_kv_head(problem, x.do, torch.float32).flatten(1, 2)

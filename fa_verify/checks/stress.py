@@ -12,7 +12,6 @@ from fa_verify.bounds import FORMATS
 from fa_verify.checks.observed import compare, comparisons, sound
 from fa_verify.checks.rerun import agree, differing, outputs, screen
 from fa_verify.checks.where import describe
-from fa_verify.inputs import duplicate
 from fa_verify.verdict import Failure
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def check(trial: Trial) -> Iterator[Failure]:
     seen = {name: _Range.of(x) for name, x in first.items()}
     for number in range(trial.setup.stress):
         how, setup = _way(trial, number)
-        again = trial.rerun(duplicate(trial.pristine), backward=trial.case.backward, **setup)  # type: ignore[arg-type]
+        again = trial.rerun(trial.pristine, backward=trial.case.backward, **setup)  # type: ignore[arg-type]
         found = list(screen(again, how))
         if found:
             yield from found

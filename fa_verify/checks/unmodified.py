@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.checks.where import describe
-from fa_verify.inputs import SPARSE, duplicate
+from fa_verify.inputs import duplicate
+from fa_verify.inputs.buffers import is_sparse, storage
 from fa_verify.ttir.memory.views import coordinates
 from fa_verify.verdict import Failure
 
@@ -33,10 +34,9 @@ def check(trial: Trial) -> Iterator[Failure]:
         after = duplicate(after, trial.device)
     pairs = {name: (x, getattr(trial.pristine, name)) for name, x in after.named()}
     # One transfer from the device, and nearly always the end.
-    same = torch.stack([_unchanged(*pair) for pair in pairs.values()]).tolist()
-    for (name, (used, fresh)), unchanged in zip(pairs.items(), same, strict=True):
-        if unchanged:
-            continue
+    if _all_same([_bytes(*pair) for pair in pairs.values()]):
+        return
+    for name, (used, fresh) in pairs.items():
         changed = ~same_bits(used, fresh)
         if bool(changed.any()):
             first = tuple(int(i) for i in changed.nonzero()[0].tolist())
@@ -51,19 +51,24 @@ def check(trial: Trial) -> Iterator[Failure]:
                 ),
                 tensor=name,
             )
-        elif not _is_sparse(used):  # slack of gigabytes would be filled; the backend watches
+        elif not is_sparse(used):  # slack of gigabytes would be filled; the backend watches
             yield from _slack(name, used, fresh)
 
 
-def _is_sparse(tensor: torch.Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() >= SPARSE * tensor.element_size()
+def _bytes(used: torch.Tensor, fresh: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All bytes of a tensor as it is and as it was, the slack around it included."""
+    if is_sparse(used):
+        now, then = (x.contiguous().flatten().view(torch.uint8) for x in (used, fresh))
+        return now, then
+    return _common(used, fresh)[:2]
 
 
-def _unchanged(used: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-    """Whether a tensor is as it was, the slack around it included."""
-    if not _is_sparse(used):
-        used, fresh, _ = _common(used, fresh)
-    return same_bits(used, fresh).all()
+def _all_same(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Whether both of each pair are equal; on a card they are compared as one."""
+    if pairs[0][0].device.type != "cpu":
+        now, then = (torch.cat(some) for some in zip(*pairs, strict=True))
+        return torch.equal(now, then)
+    return all(torch.equal(now, then) for now, then in pairs)
 
 
 def _slack(name: str, used: torch.Tensor, fresh: torch.Tensor) -> Iterator[Failure]:
@@ -91,8 +96,7 @@ def _common(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
     On a card a tensor lies in a slot of its own: what lay around it stayed behind.
     """
-    wholes = [torch.empty(0, dtype=torch.uint8, device=x.device) for x in (a, b)]
-    wholes = [w.set_(x.untyped_storage()) for w, x in zip(wholes, (a, b), strict=True)]
+    wholes = [storage(x) for x in (a, b)]
     firsts = [int(x.storage_offset()) * x.element_size() for x in (a, b)]
     before = min(firsts)
     after = min(len(w) - first for w, first in zip(wholes, firsts, strict=True))

@@ -86,9 +86,14 @@ def is_sparse(tensor: Tensor) -> bool:
 
 def storage(tensor: Tensor) -> Tensor:
     """All bytes that the tensor's storage holds, slack included; of a sparse one, its elements."""
-    if is_sparse(tensor):
-        return tensor.contiguous().view(-1).view(torch.uint8)
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    flat = tensor.contiguous().view(-1) if is_sparse(tensor) else _whole(tensor)
+    return flat.view(torch.uint8)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All elements that the tensor's storage holds."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.as_strided((size,), (1,), 0)
 
 
 def clone(tensor: Tensor, device: str | None = None) -> Tensor:
@@ -99,8 +104,7 @@ def clone(tensor: Tensor, device: str | None = None) -> Tensor:
         copy = copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         copy[_written(copy)].copy_(tensor[_written(tensor)])
         return copy
-    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    flat = whole.set_(tensor.untyped_storage()).to(device or tensor.device, copy=True)
+    flat = _whole(tensor).to(device or tensor.device, copy=True)
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 

@@ -299,6 +299,9 @@ class Program:
         return [wave for row in rows for wave in np.array_split(row, pieces)]
 
 
+_INDEX = np.dtype(np.int64)
+
+
 def _bind(name: str, value: Any, type_: Type, addresses: Addresses) -> Any:
     """One argument as a run-time value."""
     if type_.scalar == "ptr":
@@ -307,15 +310,15 @@ def _bind(name: str, value: Any, type_: Type, addresses: Addresses) -> Any:
         tensor = _tensor(value)
         argument = addresses.argument(name, tensor, type_.pointee.scalar)
         start = 0 if value is tensor else _start(value, tensor)
-        return Pointer((argument,), (np.array([start], np.int64),))
+        return Pointer((argument,), (_integer(start, _INDEX),))
     if type_.scalar == "desc":
         if type_.pointee is None:
             raise AssertionError
         argument = addresses.argument(name, _tensor(value.base), type_.pointee.scalar)
         return Descriptor(
-            Pointer((argument,), (np.zeros(1, np.int64),)),
-            tuple(np.array([x], np.int64) for x in value.shape),
-            tuple(np.array([x], np.int64) for x in value.strides),
+            Pointer((argument,), (_integer(0, _INDEX),)),
+            tuple([_integer(x, _INDEX) for x in value.shape]),
+            tuple([_integer(x, _INDEX) for x in value.strides]),
             type_.pointee.shape, type_.pointee.scalar, value.nan_padding,
             value.round_f32_to_tf32,
         )  # fmt: skip

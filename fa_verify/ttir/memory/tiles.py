@@ -15,16 +15,27 @@ if TYPE_CHECKING:
     from fa_verify.ttir.memory.cells import Access, Cells
 
 
+def spread(x: Array, shape: tuple[int, ...]) -> Array:
+    """An array broadcast to a shape that it may have."""
+    return x if x.shape == shape else np.broadcast_to(x, shape)
+
+
+def first_rows(valid: Array) -> int | None:
+    """How many rows of a tile are meant, if these are the first ones in all programs alike."""
+    if valid.ndim != 2 or valid.shape[0] != 1:
+        return None
+    count = int(np.count_nonzero(valid))
+    return count if valid[0, :count].all() else None
+
+
 def by_run(access: Access, cells: Cells, values: Array) -> Array:
     """A tile of values, spread out, with the runs along the last axis."""
-    spread = values
-    if values.shape[1:] != access.shape:
-        spread = np.broadcast_to(values, (values.shape[0], *access.shape))
+    tile = spread(values, (values.shape[0], *access.shape))
     if cells.axis is None:
-        return spread
+        return tile
     if cells.axis != len(access.shape) - 1:
-        spread = np.moveaxis(spread, cells.axis + 1, -1)
-    return spread if cells.length == cells.full else spread[..., : cells.length]
+        tile = np.moveaxis(tile, cells.axis + 1, -1)
+    return tile if cells.length == cells.full else tile[..., : cells.length]
 
 
 def load_window(access: Access, arg: Argument, cells: Cells, fill: Any) -> Array:
@@ -37,16 +48,18 @@ def load_window(access: Access, arg: Argument, cells: Cells, fill: Any) -> Array
         values = access.decode(arg.window(arg.flat, cells.length)[index])
     else:
         if valid is not None:
-            shape = np.broadcast_shapes(valid.shape, shape)
+            shape = np.broadcast(valid, index).shape
         values = np.empty((*shape, cells.full), access.carrier)
         values[...] = first_fill
         if cells.length:
-            where: Any = ...
+            where: tuple[Any, ...] = (...,)
             if valid is not None:  # masked-off runs are not even looked at
-                where = np.broadcast_to(valid, shape)
-                index = np.broadcast_to(index, shape)[where]
+                count = first_rows(valid)
+                chosen = spread(valid, shape) if count is None else slice(count)
+                where = (chosen,) if count is None else (slice(None), chosen)
+                index = spread(index, shape)[where]
             runs = access.decode(arg.window(arg.flat, cells.length)[index])
-            values[where, : cells.length] = runs
+            values[(*where, slice(cells.length))] = runs
     if axis != rank - 1:
         values = np.moveaxis(values, -1, axis + 1)
     if fill.size == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,43 +48,63 @@ def make_descriptor(op: Op, low: Lowering) -> Step:
     return step
 
 
+_FEW = 64  # more numbers NumPy looks through faster than Python
+
+
 def _along(x: Array, rank: int) -> Array:
     return x.reshape((-1,) + (1,) * rank)
+
+
+@lru_cache(maxsize=1024)  # the same array each time: what is known of it is not asked again
+def _steps(count: int, stride: int, axis: int, rank: int) -> Array:
+    """Multiples of a stride, from 0, along one axis of a tile."""
+    steps = np.arange(count, dtype=np.int64) * np.int64(stride)
+    steps.flags.writeable = False
+    return steps.reshape([-1 if d == axis + 1 else 1 for d in range(rank + 1)])
 
 
 def _tile_of(
     descriptor: Descriptor, indices: list[Array], shape: tuple[int, ...]
 ) -> tuple[Pointer, tuple[Array, ...]]:
     """Addresses and mask of a block at `indices`; `shape` may lack leading extents of 1."""
-    rank, block = len(shape), descriptor.block
-    lead = len(block) - rank
-    terms: list[Array] = []
+    rank = len(shape)
+    lead = len(descriptor.block) - rank
+    offset = 0  # of all programs
+    terms: list[Array] = []  # start and range apart, so that a contiguous axis is recognised
     masks: list[Array] = []
-    for axis, index in enumerate(indices):
-        at = _along(int64(index), rank)
-        place = axis - lead
-        if place >= 0:
-            steps = np.arange(shape[place], dtype=np.int64)
-            at = at + steps.reshape([-1 if d == place + 1 else 1 for d in range(rank + 1)])
-        extent = _along(descriptor.shape[axis], rank)
-        masks.append((at >= 0) & (at < extent))
-        terms.append(at * _along(descriptor.strides[axis], rank))
-    base = descriptor.base.map(lambda t: _along(t, rank))
-    # Keep start and range apart so that a contiguous axis is recognised.
-    split: list[Array] = []
-    for axis, term in enumerate(terms):
-        place = axis - lead
-        if place >= 0 and term.shape[0] == 1:
-            first = term.reshape(-1)[0]
-            split += [np.full((1,) * (rank + 1), first), term - first]
-        elif place >= 0:
-            stride = _along(descriptor.strides[axis], rank)
-            steps = np.arange(shape[place], dtype=np.int64)
-            spread = steps.reshape([-1 if d == place + 1 else 1 for d in range(rank + 1)])
-            split += [_along(int64(indices[axis]), rank) * stride, spread * stride]
+    bounds = zip(indices, descriptor.shape, descriptor.strides, strict=True)
+    for axis, (index, extent, stride) in enumerate(bounds, -lead):
+        count = shape[axis] if axis >= 0 else 1
+        low, high = _extremes(index)
+        start = index[:1] if low == high else index
+        if start.size == stride.size == 1:
+            offset += low * stride.item()
         else:
-            split.append(term)
-    return base.shift(split), tuple(masks)
+            terms.append(_along(int64(start) * stride, rank))
+        if low < 0 or high > _extremes(extent)[0] - count:
+            at = _along(int64(start), rank)
+            at = at + _steps(count, 1, axis, rank) if axis >= 0 else at
+            masks.append((at >= 0) & (at < _along(extent, rank)))
+        if axis >= 0 and stride.size == 1:
+            terms.append(_steps(count, stride.item(), axis, rank))
+        elif axis >= 0:
+            terms.append(_steps(count, 1, axis, rank) * _along(stride, rank))
+    terms.append(np.full((1,) * (rank + 1), _wrapped(offset)))
+    base = descriptor.base.map(lambda t: _along(t, rank))
+    return base.shift(terms), tuple(masks)
+
+
+def _extremes(numbers: Array) -> tuple[int, int]:
+    """The least and the largest of some integers, one a program or one for all."""
+    if numbers.size > _FEW:
+        return int(numbers.min()), int(numbers.max())
+    listed = numbers.tolist()
+    return min(listed), max(listed)
+
+
+def _wrapped(number: int) -> int:
+    """A number as 64 bits hold it."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _rows_of(

@@ -136,7 +136,9 @@ def elementwise(terms: Terms, masks: Terms) -> Cells:
 
 def _alike(term: Array) -> Array:
     """A term with a single row where all programs have the same."""
-    return term[:1] if term.shape[0] > 1 and (term[1:] == term[:1]).all() else term
+    if term.shape[0] == 1 or term.flat[0] != term.flat[-1]:
+        return term
+    return term[:1] if (term[1:] == term[:1]).all() else term
 
 
 def differs(mask: Array) -> bool:

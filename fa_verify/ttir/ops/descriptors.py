@@ -10,7 +10,7 @@ import numpy as np
 from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.memory.access import Update
 from fa_verify.ttir.memory.cells import Access
-from fa_verify.ttir.memory.values import Descriptor
+from fa_verify.ttir.memory.values import Descriptor, Pointer, total
 from fa_verify.ttir.numbers.floats import CARRIER, Array, round_tf32
 from fa_verify.ttir.ops.atomics import UPDATE, rounded_update
 from fa_verify.ttir.ops.pointers import int64
@@ -19,7 +19,6 @@ from fa_verify.ttir.sanitizer import descriptor_rules
 if TYPE_CHECKING:
     from fa_verify.ttir.engine.machine import Machine
     from fa_verify.ttir.lowering.lower import Env, Lowering, Rule, Step
-    from fa_verify.ttir.memory.values import Pointer
     from fa_verify.ttir.syntax.ir import Op, Value
 
 
@@ -67,10 +66,10 @@ def _tile_of(
     descriptor: Descriptor, indices: list[Array], shape: tuple[int, ...]
 ) -> tuple[Pointer, tuple[Array, ...]]:
     """Addresses and mask of a block at `indices`; `shape` may lack leading extents of 1."""
-    rank = len(shape)
+    base, rank = descriptor.base, len(shape)
     lead = len(descriptor.block) - rank
-    offset = 0  # of all programs
-    terms: list[Array] = []  # start and range apart, so that a contiguous axis is recognised
+    offset, starts = 0, list(base.terms)  # of all programs; of each
+    steps: list[Array] = []  # apart from where they start: a contiguous axis is recognised
     masks: list[Array] = []
     bounds = zip(indices, descriptor.shape, descriptor.strides, strict=True)
     for axis, (index, extent, stride) in enumerate(bounds, -lead):
@@ -80,18 +79,18 @@ def _tile_of(
         if start.size == stride.size == 1:
             offset += low * stride.item()
         else:
-            terms.append(_along(int64(start) * stride, rank))
+            starts.append(int64(start) * stride)
         if low < 0 or high > _extremes(extent)[0] - count:
             at = _along(int64(start), rank)
-            at = at + _steps(count, 1, axis, rank) if axis >= 0 else at
+            at = at + _steps(count, 1, axis, rank) if count > 1 else at
             masks.append((at >= 0) & (at < _along(extent, rank)))
-        if axis >= 0 and stride.size == 1:
-            terms.append(_steps(count, stride.item(), axis, rank))
-        elif axis >= 0:
-            terms.append(_steps(count, 1, axis, rank) * _along(stride, rank))
-    terms.append(np.full((1,) * (rank + 1), _wrapped(offset)))
-    base = descriptor.base.map(lambda t: _along(t, rank))
-    return base.shift(terms), tuple(masks)
+        if count > 1 and stride.size == 1:
+            steps.append(_steps(count, stride.item(), axis, rank))
+        elif count > 1:
+            steps.append(_steps(count, 1, axis, rank) * _along(stride, rank))
+    first = _along(total(starts) + _wrapped(offset), rank)
+    which = None if base.which is None else _along(base.which, rank)
+    return Pointer(base.args, (first, *steps), which), tuple(masks)
 
 
 def _extremes(numbers: Array) -> tuple[int, int]:

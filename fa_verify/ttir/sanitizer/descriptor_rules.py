@@ -41,7 +41,10 @@ def _keeps_all(descriptor: Descriptor) -> bool:
         return False
     arg = descriptor.base.args[0]
     size = arg.flat.itemsize
-    starts = (arg.address + size * sum(x.item() for x in terms), *(size * x.item() for x in strides))
+    starts = (
+        arg.address + size * sum(x.item() for x in terms),
+        *(size * x.item() for x in strides),
+    )
     aligned = not any(start % _ALIGNED for start in starts)
     return aligned and last.item() == 1 and descriptor.block[-1] * size >= _ALIGNED
 

@@ -85,3 +85,36 @@ def test_windows_that_overlap_in_part_race(step):
     assert [i.kind for i in incidents] == ["race"] * (step < 16)
     if incidents:
         assert incidents[0].line == line_of("steps on its neighbour")
+
+
+@triton.jit
+def blocks_anywhere(x_ptr, starts_ptr, o_ptr, rows, R: tl.constexpr, C: tl.constexpr):
+    program = tl.program_id(0)
+    slab, row = tl.load(starts_ptr + 3 * program), tl.load(starts_ptr + 3 * program + 1)
+    column = tl.load(starts_ptr + 3 * program + 2)
+    one = tl.make_tensor_descriptor(x_ptr + slab * rows * 32, [rows, 32], [32, 1], [R, C])
+    all_ = tl.make_tensor_descriptor(x_ptr, [2, rows, 32], [rows * 32, 32, 1], [1, R, C])
+    at = program * R * C + tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
+    tl.store(o_ptr + at, one.load([row, column]) + all_.load([slab, row, column]).reshape(R, C))
+
+
+@pytest.mark.parametrize("programs", [1, 5, 100])
+@pytest.mark.parametrize("same", [(), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
+def test_blocks_of_descriptors_wherever_they_begin(programs, same):
+    """Starts that are the same for all programs, or not; before, across and past the ends."""
+    rows = 20
+    x, o = torch.randn(2, rows, 32), torch.empty(programs, 8, 16)
+    generator = torch.Generator().manual_seed(programs)
+    starts = torch.stack(
+        [torch.randint(lo, hi, (programs,), generator=generator, dtype=torch.int32)
+         for lo, hi in ((0, 2), (-10, rows + 3), (-18, 35))], dim=1,
+    )  # fmt: skip
+    starts[:, same] = starts[0, same]
+    with ttir.execute() as run:
+        blocks_anywhere[(programs,)](x, starts, o, rows, 8, 16)
+    padded = torch.zeros(2, rows + 40, 32 + 80)
+    padded[:, 20 : 20 + rows, 40:72] = x
+    for program, (slab, row, column) in enumerate(starts.tolist()):
+        want = padded[slab, row + 20 :, column + 40 :][:8, :16]
+        assert torch.equal(o[program], 2 * want)
+    assert run.incidents == []

@@ -5,9 +5,13 @@ import itertools
 import pytest
 
 from fa_verify import distribution, loader
+from fa_verify.backends.base import Setup
+from fa_verify.backends.cpu import CpuBackend
 from fa_verify.campaign.cases import CUDA_FORMS
 from fa_verify.capabilities import Capabilities
+from fa_verify.distribution import work
 from fa_verify.distribution.forms import forms
+from fa_verify.inputs import materialise
 
 VARIANTS = (
     *("plain", "causal", "window", "documents", "pattern", "softcap", "head_dim_v"),
@@ -30,7 +34,7 @@ def met(cases):
         p = case.problem
         there = {
             "causal": p.mask.causal,
-            "window": (p.mask.window_left, p.mask.window_right) != (None, None),
+            "window": windowed(p),
             "documents": p.mask.documents,
             "pattern": p.mask.pattern,
             "softcap": p.softcap,
@@ -46,6 +50,10 @@ def met(cases):
     return found
 
 
+def windowed(problem):
+    return (problem.mask.window_left, problem.mask.window_right) != (None, None)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_few_forms_have_every_variant_in_every_precision(flash, seed):
     chosen = distribution.draw(seed, 400, flash, forms=forms(seed, CUDA_FORMS, flash))
@@ -58,15 +66,36 @@ def test_a_few_forms_have_every_variant_in_every_precision(flash, seed):
 def test_the_first_forms_are_those_that_fast_paths_are_made_for(flash, seed):
     chosen = distribution.draw(seed, 400, flash, forms=forms(seed, CUDA_FORMS, flash))
     problems = [case.problem for form in range(4) for case in chosen[form::CUDA_FORMS]]
-    assert {p.dtype for p in problems} == {"float16", "bfloat16"}
-    assert {p.mask.causal for p in problems} == {True, False}
-    assert len({p.head_dim for p in problems}) >= 2
+    bare = [case.problem for form in range(3) for case in chosen[form::CUDA_FORMS]]
+    assert {p.dtype for p in bare} == {"float16", "bfloat16"}
+    assert {p.mask.causal for p in bare} == {True, False}
+    assert len({p.head_dim for p in bare}) >= 2
+    assert not any(p.terms or windowed(p) for p in bare)
+    assert all(p.sinks or windowed(p) for p in (case.problem for case in chosen[3::CUDA_FORMS]))
     for p in problems:
         assert p.head_dim in {64, 80, 96, 128, 256}
-        assert not any((p.terms, p.softcap, p.mask.documents, p.mask.pattern))
+        assert not any((p.softcap, p.mask.documents, p.mask.pattern, set(p.terms) - {"sinks"}))
         for layout in (p.layout_q, p.layout_k, p.layout_v):
             assert layout.order.endswith("d")
             assert not any(elements % 8 for elements in (*layout.pad, layout.offset))
+
+
+@pytest.mark.parametrize("name", ["flash_attention.py:flash", "attention_fp8.py:flash_fp8"])
+@pytest.mark.parametrize("seed", range(2))
+def test_usual_forms_reach_the_kernels_for_hopper(name, seed):
+    (kernel,) = loader.load(f"kernels/{name}")
+    chosen = distribution.draw(
+        seed, 10 * CUDA_FORMS, kernel.takes, forms=forms(seed, CUDA_FORMS, kernel.takes)
+    )
+    reached = set()
+    for form in range(4):
+        case = min(
+            (c for c in chosen[form::CUDA_FORMS] if c.problem.seqlen_q * c.problem.seqlen_k),
+            key=lambda c: work(c.problem),
+        )
+        ran = CpuBackend().run(kernel, case.problem, materialise(case), Setup(), backward=False)
+        reached |= {form} if "hopper_forward_kernel" in ran.config else set()
+    assert len(reached) >= 3, reached
 
 
 def test_what_a_kernel_is_compiled_for_is_the_forms_alone(flash):

@@ -18,6 +18,7 @@ from fa_verify.distribution.corners import Corner
 from fa_verify.distribution.drawing import sample
 from fa_verify.distribution.space import Space
 from fa_verify.errors import InvalidInputError
+from fa_verify.variants import FP8, PLAIN, variants
 
 if TYPE_CHECKING:
     from fa_verify.capabilities import Capabilities
@@ -33,7 +34,10 @@ _CANDIDATES = 32  # for each form: among 24 times as many, 24 reach all variants
 _ENOUGH = 8  # 6, beside usual forms, leave out up to 4 of the 60 pairs of `flash`
 _USUAL = 5  # one form in so many is such that fast paths are made for it
 _HEAD_DIMS = (64, 80, 96, 128, 256)
-_ALIGNED = 8  # elements: 16 bytes in half precision, as copies of whole tiles want strides
+# Bytes: what copies of tiles want strides to be multiples of, and a matrix unit rows.
+_ALIGNED, _DEPTH = 16, 32
+_BARE = frozenset((PLAIN, "causal", *FP8[:2]))  # scales of a block change within a tile
+_FAST = _BARE | {"window", "sinks"}
 _TRIES = 64  # cases of a candidate that a kernel may refuse before another takes its place
 _BACKWARD = Corner(name="", backward=True)  # some terms are of this pass alone
 _OF_A_FORM = frozenset(
@@ -52,7 +56,8 @@ def forms(
 
     What counts first is a variant of attention (a mask, a term, a softcap, none of all) in a
     precision; then any two aspects together. The first forms are chosen among the usual ones:
-    causal or no mask, no term, half precision, a common head dim, aligned rows.
+    causal or no mask, no term, half precision or fp8, a common head dim, aligned rows; the last of
+    these has a window or sinks beside.
 
     Args:
         seed: Of the candidates.
@@ -67,15 +72,18 @@ def forms(
     met: set[_Pair] = set()
     seen: set[_Pair] = set()
     chosen: list[str] = []
-    usual = {name for name, case in cases.items() if _usual(case)}
+    bare = {name for name, case in cases.items() if _usual(case, _BARE)}
+    usual = {name for name, case in cases.items() if name not in bare and _usual(case, _FAST)}
+    turns = [bare] * (count // _USUAL)
+    turns[1:] = [*turns[2:], usual] if turns[1:] else []
     while left and len(chosen) < count:
-        among = usual.intersection(left) if len(chosen) < count // _USUAL else ()
+        among = turns[len(chosen)].intersection(left) if len(chosen) < len(turns) else ()
         best = max(
             (name for name in left if not among or name in among),
             key=lambda name: _worth(*left[name], met, seen),
         )
-        variants, pairs = left.pop(best)
-        met |= variants
+        own, pairs = left.pop(best)
+        met |= own
         seen |= pairs
         chosen.append(best)
     rest = (name for name in names if name not in cases)  # hardly anything is taken: see `draw`
@@ -83,10 +91,10 @@ def forms(
 
 
 def _worth(
-    variants: set[_Pair], pairs: set[_Pair], met: set[_Pair], seen: set[_Pair]
+    own: set[_Pair], pairs: set[_Pair], met: set[_Pair], seen: set[_Pair]
 ) -> tuple[int, int, int]:
     """What a form brings: variants not met, no more of them than enough; then pairs not seen."""
-    return min(_ENOUGH, len(variants - met)), -len(variants), len(pairs - seen)
+    return min(_ENOUGH, len(own - met)), -len(own), len(pairs - seen)
 
 
 def _case(form: str, space: Space) -> Case | None:
@@ -98,48 +106,32 @@ def _case(form: str, space: Space) -> Case | None:
         return None
 
 
-def _usual(case: Case) -> bool:
-    """Whether fast paths are made for its form."""
+def _usual(case: Case, kinds: frozenset[str]) -> bool:
+    """Whether fast paths are made for its form, of these variants at most."""
     p = case.problem
+    size = 1 if p.fp8 else 2
     return (
         p.dtype != "float32"
-        and not p.fp8
         and p.head_dim == p.head_dim_v
         and p.head_dim in _HEAD_DIMS
-        and {variant for _, variant in _variants(case)} <= {"plain", "causal"}
-        and all(map(_aligned, (p.layout_q, p.layout_k, p.layout_v)))
+        and p.head_dim * size % _DEPTH == 0
+        and kinds.issuperset(variants(case, of_a_form=True))
+        and all(_aligned(x, _ALIGNED // size) for x in (p.layout_q, p.layout_k, p.layout_v))
     )
 
 
-def _aligned(layout: Layout) -> bool:
+def _aligned(layout: Layout, elements: int) -> bool:
     return (
         layout.order.endswith("d")
         and not layout.pad[3]
         and not layout.shared_heads
-        and not any(elements % _ALIGNED for elements in (*layout.pad, layout.offset))
+        and not any(count % elements for count in (*layout.pad, layout.offset))
     )
 
 
 def _variants(case: Case) -> set[_Pair]:
-    """The variants of attention that its form is of, each with its precision.
-
-    `report.matrix.variants` goes by lengths and heads as well, which a form leaves open.
-    """
-    p = case.problem
-    windowed = p.mask.window_left is not None or p.mask.window_right is not None
-    present = {
-        "causal": p.mask.causal,
-        "window": windowed,
-        "documents": bool(p.mask.documents),
-        "pattern": bool(p.mask.pattern),
-        "softcap": p.softcap > 0,
-        "head_dim_v": p.head_dim_v != p.head_dim,
-        p.fp8.rstrip("0123456789"): bool(p.fp8),
-        **dict.fromkeys(p.terms, True),
-    }
-    names = [name for name, there in present.items() if there]
-    plain = [] if set(names) - {p.fp8.rstrip("0123456789")} else ["plain"]
-    return {(p.precision, name) for name in (*plain, *names)}
+    """The variants of attention that its form is of, each with its precision."""
+    return {(case.problem.precision, name) for name in variants(case, of_a_form=True)}
 
 
 def _pairs(case: Case) -> set[_Pair]:

@@ -14,8 +14,8 @@ from fa_verify.record import CaseRecord, End, Start, TensorStats, Writer
 from fa_verify.report import files, html
 from fa_verify.report.matrix import Matrix, matrix
 from fa_verify.report.matrix import markdown as page
-from fa_verify.report.matrix.variants import ORDER, variants
 from fa_verify.report.summary import summarise
+from fa_verify.variants import ORDER, variants
 
 H200 = "NVIDIA H200"
 

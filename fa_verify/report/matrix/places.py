@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from fa_verify.report.matrix.cells import Cell, cell
-from fa_verify.report.matrix.variants import EVERY, ORDER, variants
 from fa_verify.report.result import compared
+from fa_verify.variants import EVERY, ORDER, variants
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -123,7 +123,7 @@ def matrix(facts: Facts, results: Iterable[Result]) -> Matrix:
     alike: defaultdict[tuple[str, str, tuple[str, ...]], list[Result]] = defaultdict(list)
     sources = set()
     for result in results:
-        alike[result.kernel, result.precision, variants(result.case)].append(result)
+        alike[result.kernel, result.precision, (EVERY, *variants(result.case))].append(result)
         sources.add(f"{result.record.target} {result.record.source_hash}".strip())
     cells: _Cells = {}
     for (kernel, precision, names), some in sorted(alike.items()):

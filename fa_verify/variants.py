@@ -7,37 +7,42 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from fa_verify.case import Case
 
-__all__ = ["EVERY", "ORDER", "variants"]
+__all__ = ["EVERY", "FP8", "ORDER", "PLAIN", "variants"]
 
 EVERY: Final = "all"
-_PLAIN: Final = "plain"
+PLAIN: Final = "plain"
+FP8: Final = tuple(f"fp8 scales of {of}" for of in ("tensor", "head", "block"))
+_OF_SHAPES: Final = ("gqa", "mqa", "cross attention", "empty sequence")
 ORDER: Final = (
-    *(EVERY, _PLAIN, "causal", "window", "mask with gaps", "documents", "softcap"),
+    *(EVERY, PLAIN, "causal", "window", "mask with gaps", "documents", "softcap"),
     *("bias", "alibi", "sinks", "dropout", "lse_grad", "gqa", "mqa", "other head_dim_v"),
     *("cross attention", "empty sequence"),
-    *("fp8 scales of tensor", "fp8 scales of head", "fp8 scales of block"),
+    *FP8,
 )
-"""As a matrix lists them; what it does not name comes after these."""
+"""As they are listed; what it does not name comes after these."""
 
 _PLAIN_TOO: Final = frozenset(ORDER[ORDER.index("cross attention") :])
 
 
-def variants(case: Case) -> tuple[str, ...]:
+def variants(case: Case, *, of_a_form: bool = False) -> tuple[str, ...]:
     """All that the case is of; plain, where at most lengths and scales are of interest.
+
+    Args:
+        case: The case.
+        of_a_form: Leave out what lengths and heads make of it, which no kernel is compiled for.
 
     >>> from fa_verify.case import Case
     >>> variants(Case.parse("pass=bwd h=4/2 s=1x64 d=80 dtype=float16 mask=causal seed=0"))
-    ('all', 'causal', 'gqa', 'cross attention')
-    >>> variants(Case.parse("pass=fwd s=64x64 d=256 dtype=float16 seed=0"))
-    ('all', 'plain')
+    ('causal', 'gqa', 'cross attention')
+    >>> variants(Case.parse("pass=fwd h=4/2 s=1x64 d=80 dtype=float16 seed=0"), of_a_form=True)
+    ('plain',)
     >>> variants(Case.parse("pass=fwd s=64x64 d=64 dtype=float16 fp8=block64 seed=0"))
-    ('all', 'plain', 'fp8 scales of block')
+    ('plain', 'fp8 scales of block')
     """
     p = case.problem
-    windowed = p.mask.window_left is not None or p.mask.window_right is not None
     present = {
         "causal": p.mask.causal,
-        "window": windowed,
+        "window": p.mask.window_left is not None or p.mask.window_right is not None,
         "mask with gaps": bool(p.mask.pattern),
         "documents": bool(p.mask.documents),
         "softcap": p.softcap > 0,
@@ -49,6 +54,7 @@ def variants(case: Case) -> tuple[str, ...]:
         "empty sequence": min(p.seqlen_q, p.seqlen_k) == 0,
         f"fp8 scales of {p.fp8.rstrip('0123456789')}": bool(p.fp8),
     }
-    found = [name for name, there in present.items() if there]
-    plain = [] if set(found) - _PLAIN_TOO else [_PLAIN]
-    return (EVERY, *plain, *found)
+    left_out = _OF_SHAPES if of_a_form else ()
+    found = [name for name, there in present.items() if there and name not in left_out]
+    plain = [] if set(found) - _PLAIN_TOO else [PLAIN]
+    return (*plain, *found)

@@ -3,8 +3,8 @@
 Each calls the public function under `sdpa_kernel`, so a problem that PyTorch refuses is
 `unsupported`; `expressible` only keeps the draw to what a backend may take. A bias is `attn_mask`;
 where a mask hides keys beside it, it is -inf there. Under autograd PyTorch adds the gradients of a
-group's query heads in the input dtype, each rounded on its own, which no `Arithmetic` declares:
-heads are grouped in the forward-only kernels alone. So it does with a bias that is shared.
+group's query heads in the input dtype, each rounded on its own: `gqa_dtype`. So it does with a bias
+that is shared, which no `Arithmetic` declares.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ __all__ = [
     "sdpa_flash",
     "sdpa_flash_cpu",
     "sdpa_flash_cpu_float32",
+    "sdpa_flash_cpu_gradients",
     "sdpa_flash_gqa",
+    "sdpa_flash_gqa_gradients",
     "sdpa_math",
     "sdpa_math_gqa",
+    "sdpa_math_gqa_gradients",
 ]
 
 
@@ -128,27 +131,34 @@ def _masks_by_tensor(*, bias):
     }
 
 
-def _math(name, *, gradients):
+def _math(name, *, gradients, gqa=False):
     """Everything in float32, for half inputs as well; delta is summed from P dP."""
-    arithmetic = Arithmetic(p_dtype="float32", ds_dtype="float32", delta_from_p_dp=True)
+    arithmetic = Arithmetic(
+        p_dtype="float32",
+        ds_dtype="float32",
+        delta_from_p_dp=True,
+        gqa_dtype="input" if gqa else "float32",
+    )
     head_dims = range(1, 257)
     return _kernel(
         name,
         SDPBackend.MATH,
         arithmetic,
         gradients=gradients,
+        gqa=gqa,
         head_dims_v=head_dims,
         **_masks_by_tensor(bias="own" if gradients else "any"),
     )
 
 
-def _flash(name, *, gradients):
+def _flash(name, *, gradients, gqa=False):
     """FlashAttention 2, which splits the keys where queries are few."""
     return _kernel(
         name,
         SDPBackend.FLASH_ATTENTION,
-        Arithmetic(dq_atomics=True, merged_by_lse=True),
+        Arithmetic(dq_atomics=True, merged_by_lse=True, gqa_dtype="input" if gqa else "float32"),
         gradients=gradients,
+        gqa=gqa,
         dtypes=("float16", "bfloat16"),
         accepts=_square_causal,
     )
@@ -213,9 +223,11 @@ def _cpu(name, dtypes, arithmetic, *, gradients):
 
 
 sdpa_math = _math("sdpa_math", gradients=True)
-sdpa_math_gqa = _math("sdpa_math_gqa", gradients=False)
+sdpa_math_gqa = _math("sdpa_math_gqa", gradients=False, gqa=True)
+sdpa_math_gqa_gradients = _math("sdpa_math_gqa_gradients", gradients=True, gqa=True)
 sdpa_flash = _flash("sdpa_flash", gradients=True)
-sdpa_flash_gqa = _flash("sdpa_flash_gqa", gradients=False)
+sdpa_flash_gqa = _flash("sdpa_flash_gqa", gradients=False, gqa=True)
+sdpa_flash_gqa_gradients = _flash("sdpa_flash_gqa_gradients", gradients=True, gqa=True)
 sdpa_cudnn = _cudnn("sdpa_cudnn", accepts=_causal_flag_only)
 # Hidden logits are moved down by a finite number: up to 6e3 they stay hidden, at 1e5 they do not.
 # A bias that is the same for all keys faults: "misaligned address".
@@ -230,8 +242,13 @@ sdpa_efficient = _efficient("sdpa_efficient", gradients=True)
 sdpa_efficient_forward = _efficient("sdpa_efficient_forward", gradients=False)
 sdpa_flash_cpu_float32 = _cpu("sdpa_flash_cpu_float32", ("float32",), Arithmetic(), gradients=True)
 # Of half inputs its exp is off by up to 1687 units of 2^-24 (torch 2.13, measured over [-12, 0]).
-# Its gradients are left out: dk and dv are rounded to the input dtype after every block of queries,
-# and do leave their bounds.
 sdpa_flash_cpu = _cpu(
     "sdpa_flash_cpu", ("float16", "bfloat16"), Arithmetic(exp2_ulps=2048), gradients=False
+)
+# dk and dv are rounded to the inputs' dtype after every block of queries.
+sdpa_flash_cpu_gradients = _cpu(
+    "sdpa_flash_cpu_gradients",
+    ("float16", "bfloat16"),
+    Arithmetic(exp2_ulps=2048, gradient_dtype="input"),
+    gradients=True,
 )

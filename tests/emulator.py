@@ -7,6 +7,7 @@ turns on known defects. It shares nothing with fa_verify but the problem, the ma
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,20 @@ def _dtype(name: str) -> torch.dtype:
 
 def _flush(x: Tensor) -> Tensor:
     """Flush float32 subnormals to zero."""
-    return torch.where(x.abs() < 2.0**-126, torch.zeros_like(x), x)
+    return torch.where(x.abs() < 2.0**-126, 0.0, x)
+
+
+@functools.lru_cache(maxsize=64)
+def _wobble(seed: int, shape: torch.Size) -> Tensor:
+    """Numbers in [-1, 1], mostly near the ends; the same every time."""
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.rand(shape, generator=generator, dtype=F64) * 2 - 1
+    return found.sign() * found.abs().sqrt().sqrt()
+
+
+@functools.lru_cache(maxsize=64)
+def _in_tf32(problem: Problem) -> Problem:
+    return dataclasses.replace(problem, dot_precision="tf32")
 
 
 def _truncate(x: Tensor, unit: Tensor) -> Tensor:
@@ -120,11 +134,7 @@ class Emulator:
 
     def _exp2(self, y: Tensor) -> Tensor:
         exact = torch.exp2(y.to(F64))
-        generator = torch.Generator().manual_seed(self.seed)
-        wobble = torch.rand(y.shape, generator=generator, dtype=F64) * 2 - 1
-        wobble = torch.where(
-            y == 0, 0.0, wobble.sign() * wobble.abs().sqrt().sqrt()
-        )  # near the ends
+        wobble = torch.where(y == 0, 0.0, _wobble(self.seed, y.shape))
         return _flush((exact * (1 + wobble * (self.noise * 2.0**-24))).to(F32))
 
     def _tanh(self, x: Tensor) -> Tensor:
@@ -138,17 +148,18 @@ class Emulator:
             bits = bits + (0xFFF + ((bits >> 13) & 1)).to(torch.int32)
         return (bits & ~0x1FFF).view(F32)
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019 -- emulators are few, and small
+    def _reads(self, tf32: str) -> Emulator:
+        return dataclasses.replace(self, tf32=tf32)
+
     def _mm(self, problem: Problem, a: Tensor, b: Tensor, acc: Tensor | None = None) -> Tensor:
         """acc + a b, (heads, m, k) x (heads, k, n) -> float32."""
         if problem.dot_precision == "tf32x3":
-            split = dataclasses.replace(self, tf32="even")
-            tf32 = dataclasses.replace(problem, dot_precision="tf32")
+            tf32, split, cut = _in_tf32(problem), self._reads("even"), self._reads("truncate")
             ah, bh = split._operand(tf32, a), split._operand(tf32, b)
-            ieee = dataclasses.replace(problem, dot_precision="tf32")
-            cut = dataclasses.replace(self, tf32="truncate")
-            one = cut._mm(ieee, a - ah, bh)
-            two = cut._mm(ieee, ah, b - bh, one)
-            three = cut._mm(ieee, ah, bh, two)
+            one = cut._mm(tf32, a - ah, bh)
+            two = cut._mm(tf32, ah, b - bh, one)
+            three = cut._mm(tf32, ah, bh, two)
             return three if acc is None else three + acc
         a, b = self._operand(problem, a), self._operand(problem, b)
         if self.dot == "fma":

@@ -39,7 +39,10 @@ ON_A_CARD = {
     "sdpa": (
         *(
             f"{HERE}/sdpa.py:sdpa_{name}"
-            for name in ("math", "math_gqa", "efficient", "efficient_forward", "flash", "flash_gqa")
+            for name in (
+                *("math", "math_gqa", "math_gqa_gradients", "efficient", "efficient_forward"),
+                *("flash", "flash_gqa", "flash_gqa_gradients"),
+            )
         ),
         f"{HERE}/eager.py",
     ),
@@ -57,7 +60,10 @@ ON_THE_CPU = {
         ),
         *(
             f"{HERE}/sdpa.py:sdpa_{name}"
-            for name in ("math", "math_gqa", "flash_cpu", "flash_cpu_float32")
+            for name in (
+                *("math", "math_gqa", "math_gqa_gradients"),
+                *("flash_cpu", "flash_cpu_float32", "flash_cpu_gradients"),
+            )
         ),
         f"{HERE}/flex.py:flex_uncompiled",
     ),

@@ -67,7 +67,8 @@ class Arithmetic:
         merged_by_sigmoid: Whether they are merged as o - sigmoid(lse_i - lse) (o - o_i).
         part_dtype: Format of the o of a part, and of what is merged again.
         gqa_dtype: Format of each query head's dK and dV before those of a group are added: "input"
-            for FlashAttention 2, and for autograd where k and v are repeated.
+            for FlashAttention 2, and for autograd where k and v are repeated (or a bias is: so is
+            dS then, before it is summed).
         gradient_dtype: Format of dQ, dK and dV between the blocks that are added to them: "input"
             for 16-bit atomics.
         eager: Whether it is written in operations on whole matrices that each round their result to

@@ -30,6 +30,16 @@ UNDECLARED = [
     ("gradients.py:both_prescaled", HALF, "h=2/2 s=20x60 d=32 logits=4.0", "multiplied by"),
     ("gradients.py:heads_stored", HALF, "h=8/2 s=30x40 d=32", "dv of each head rounded"),
     ("gradients.py:blocks_stored", HALF, "h=1/1 s=150x150 d=16", "would pass if"),
+    (
+        "sdpa.py:sdpa_math_gqa_gradients",
+        ("bfloat16",),
+        (
+            "h=3/3 s=127x129 d=128 mask=causal bias=hk v=bshd qk.values=decreasing "
+            "v.values=zero-mean do.values=near-max seed=613446962"
+        ),
+        "dbias outside its bound",
+    ),
+    ("sdpa.py:sdpa_flash_cpu_gradients", ("bfloat16",), "h=2/2 s=300x40 d=32", ""),
     ("parts.py:chunks_in_turn", ("bfloat16",), "h=2/2 s=30x200 d=16", ""),
     (
         "parts.py:sigmoid_ring",
@@ -41,14 +51,18 @@ UNDECLARED = [
     ("algorithms.py:tanh_approx", (*HALF, "float32"), f"{ONE} cap=20.0 logits=10.0", "tanh.approx"),
     ("algorithms.py:above", ("float16",), ONE, ""),
 ]
-OTHERWISE = {  # merges are declared, but not how
+OTHERWISE = {  # what else is declared
     "parts.py:chunks_in_turn": Arithmetic(merges=24),
     "parts.py:sigmoid_ring": Arithmetic(merges=8),
+    "sdpa.py:sdpa_math_gqa_gradients": Arithmetic(
+        p_dtype="float32", ds_dtype="float32", delta_from_p_dp=True
+    ),
+    "sdpa.py:sdpa_flash_cpu_gradients": Arithmetic(exp2_ulps=2048),
 }
 
 
 def _judged(kernel, text, *, explain=False):
-    case = Case.parse(f"pass=bwd {text} seed=3")
+    case = Case.parse(f"pass=bwd {text}" if "seed=" in text else f"pass=bwd {text} seed=3")
     return verify(case, kernel, Setup(), CpuBackend(), explain=explain)
 
 

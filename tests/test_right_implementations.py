@@ -25,6 +25,8 @@ CASES = {
     "fp8.py": "h=4/2 s=20x90 d=48 dtype=bfloat16 fp8=block32 mask=causal cap=5.0",
     "ways_launch.py": "b=2 h=4/2 s=40x70 d=20/24 dtype=float16 mask=causal",
     "sdpa.py:sdpa_math": "b=2 h=2/2 s=40x70 d=16 dtype=bfloat16 mask=l9.pattern:dilated:3",
+    "sdpa.py:sdpa_math_gqa_gradients": "b=2 h=4/2 s=40x70 d=16 dtype=float16 mask=causal bias=hk",
+    "sdpa.py:sdpa_flash_cpu_gradients": "b=2 h=2/2 s=70x70 d=16 dtype=bfloat16 mask=causal",
     "sdpa.py:sdpa_flash_cpu": "b=2 h=2/2 s=40x70 d=16 dtype=float16 mask=l20 bias=hqk",
     "flex.py:flex_uncompiled": "b=2 h=4/2 s=40x70 d=16 dtype=float32 mask=causal alibi=1 dlse=1",
 }

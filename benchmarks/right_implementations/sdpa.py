@@ -2,9 +2,9 @@
 
 Each calls the public function under `sdpa_kernel`, so a problem that PyTorch refuses is
 `unsupported`; `expressible` only keeps the draw to what a backend may take. A bias is `attn_mask`;
-where a mask hides keys beside it, it is -inf there. Under autograd PyTorch adds the gradients of a
-group's query heads in the input dtype, each rounded on its own: `gqa_dtype`. So it does with a bias
-that is shared, which no `Arithmetic` declares.
+where a mask hides keys beside it, it is -inf there. Under autograd the gradients of a group's query
+heads may be rounded to the input dtype before they are added, and so is that of a shared bias in
+each of its places: `gqa_dtype`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,10 @@ def _masks_by_tensor(*, bias):
 
 
 def _math(name, *, gradients, gqa=False):
-    """Everything in float32, for half inputs as well; delta is summed from P dP."""
+    """Everything in float32, for half inputs as well; delta is summed from P dP.
+
+    But dS is rounded before it is summed to the gradient of a shared bias.
+    """
     arithmetic = Arithmetic(
         p_dtype="float32",
         ds_dtype="float32",
@@ -147,7 +150,7 @@ def _math(name, *, gradients, gqa=False):
         gradients=gradients,
         gqa=gqa,
         head_dims_v=head_dims,
-        **_masks_by_tensor(bias="own" if gradients else "any"),
+        **_masks_by_tensor(bias="any" if gqa else "own"),
     )
 
 

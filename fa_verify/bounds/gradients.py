@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.bounds import eager
+from fa_verify.bounds.formats import Cast
 from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread
 from fa_verify.bounds.model import LARGEST, SLACK, Model, U
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fa_verify.bounds.formats import Cast
     from fa_verify.bounds.rows import Rows
 
 __all__ = ["BackwardTile", "backward_tile", "splits"]
@@ -134,11 +134,13 @@ def _dropped(
 
 def _of_logits(model: Model, scores: _Scores) -> Tensor:
     """Error of the logits' gradient, as dS or after its cast; (B64)."""
-    if model.ds is None:
+    cast, high = model.ds, scores.logits.abs() + scores.off
+    if model.arithmetic.gqa_dtype == "input":  # autograd's, of a bias that is repeated; (B73)
+        cast = Cast(model.out)
+    if cast is None:
         return scores.off
-    high = scores.logits.abs() + scores.off
-    cast = model.ds.error(high).masked_fill_(~(high < model.ds.format.overflow), torch.inf)  # (B9)
-    return scores.off + cast
+    error = cast.error(high).masked_fill_(~(high < cast.format.overflow), torch.inf)  # (B9)
+    return scores.off + error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,14 +14,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from fa_verify.ttir.engine import control, whiles
+from fa_verify.ttir.engine.binding import binder
 from fa_verify.ttir.engine.control import Body
 from fa_verify.ttir.engine.coverage import Coverage
 from fa_verify.ttir.engine.machine import Lanes, Machine
 from fa_verify.ttir.engine.turns import Turns
-from fa_verify.ttir.errors import Unsupported
 from fa_verify.ttir.lowering.contraction import contract
 from fa_verify.ttir.lowering.hoist import hoist
 from fa_verify.ttir.lowering.lower import MASK_OPERAND, Lowering
@@ -32,7 +31,6 @@ from fa_verify.ttir.lowering.waits import waiting
 from fa_verify.ttir.memory.access import Accesses
 from fa_verify.ttir.memory.addresses import Addresses
 from fa_verify.ttir.memory.values import Descriptor, Pointer
-from fa_verify.ttir.numbers.floats import CARRIER, round_to
 from fa_verify.ttir.ops import (
     arithmetic,
     assembly,
@@ -60,11 +58,13 @@ from fa_verify.ttir.syntax.parser import parse
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
     from fa_verify.ttir.lowering.lower import Rule
     from fa_verify.ttir.memory.known import Memory
     from fa_verify.ttir.numbers.floats import Array
     from fa_verify.ttir.options import Edit, FloatModel, Options
-    from fa_verify.ttir.syntax.ir import Location, Module, Op, Type
+    from fa_verify.ttir.syntax.ir import Location, Module, Op
 
 RULES: dict[str, Rule] = {
     **choice.RULES, **integers.RULES, **arithmetic.RULES, **casts.RULES, **functions.RULES,
@@ -121,6 +121,7 @@ class Program:
         if edit is not None:
             edit(module)
         self.name, self.types = module.entry.name, [arg.type for arg in module.entry.args]
+        self._binders = list(map(binder, self.types))
         self.machine = Machine()
         self._compiled_from = module.entry.location.file
         self._file = file or self._compiled_from
@@ -234,8 +235,8 @@ class Program:
     def _bound(
         self, names: Sequence[str], values: Sequence[Any], addresses: Addresses
     ) -> list[Any]:
-        triples = zip(names, values, self.types, strict=True)
-        return [_bind(name, value, type_, addresses) for name, value, type_ in triples]
+        triples = zip(self._binders, names, values, strict=True)
+        return [bind(name, value, addresses) for bind, name, value in triples]
 
     @property
     def read_back(self) -> bool:
@@ -299,44 +300,6 @@ class Program:
         return [wave for row in rows for wave in np.array_split(row, pieces)]
 
 
-_INDEX = np.dtype(np.int64)
-
-
-def _bind(name: str, value: Any, type_: Type, addresses: Addresses) -> Any:
-    """One argument as a run-time value."""
-    if type_.scalar == "ptr":
-        if type_.pointee is None:
-            raise AssertionError
-        tensor = _tensor(value)
-        argument = addresses.argument(name, tensor, type_.pointee.scalar)
-        start = 0 if value is tensor else _start(value, tensor)
-        return Pointer((argument,), (_integer(start, _INDEX),))
-    if type_.scalar == "desc":
-        if type_.pointee is None:
-            raise AssertionError
-        argument = addresses.argument(name, _tensor(value.base), type_.pointee.scalar)
-        return Descriptor(
-            Pointer((argument,), (_integer(0, _INDEX),)),
-            tuple([_integer(x, _INDEX) for x in value.shape]),
-            tuple([_integer(x, _INDEX) for x in value.strides]),
-            type_.pointee.shape, type_.pointee.scalar, value.nan_padding,
-            value.round_f32_to_tf32,
-        )  # fmt: skip
-    carrier = CARRIER[type_.scalar]
-    if carrier.kind == "f":
-        return round_to(np.array([value], np.float64), type_.scalar)
-    return _integer(int(value), carrier)
-
-
-@lru_cache(maxsize=4096)  # a launch has dozens of strides and sizes, mostly the same as before
-def _integer(number: int, carrier: np.dtype[Any]) -> Array:
-    if carrier.kind == "b":
-        return np.array([bool(number)])
-    bits = carrier.itemsize * 8
-    number &= (1 << bits) - 1
-    return np.array([number - (1 << bits) if number >> (bits - 1) else number], carrier)
-
-
 def _order(count: int, options: Options) -> Array:
     """Linear program numbers in the order in which they begin."""
     order = np.arange(count, dtype=np.int32)
@@ -345,25 +308,6 @@ def _order(count: int, options: Options) -> Array:
     if options.schedule == "shuffled":
         order = np.random.default_rng(options.schedule_seed).permutation(order)
     return order
-
-
-def _tensor(value: Any) -> torch.Tensor:
-    """The tensor itself, or the one inside what stands for one: anything that has data_ptr()."""
-    while not isinstance(value, torch.Tensor):
-        inner = getattr(value, "base", None)  # triton.reinterpret's
-        if inner is None:
-            held = getattr(value, "__dict__", {}).values()
-            inner = next((x for x in held if isinstance(x, torch.Tensor)), None)
-        if inner is None:
-            msg = f"a pointer argument that is a {type(value).__name__}, not a tensor"
-            raise Unsupported(msg)
-        value = inner
-    return value
-
-
-def _start(value: Any, tensor: torch.Tensor) -> int:
-    """How many elements after `tensor` something that stands for it begins."""
-    return int(value.data_ptr() - tensor.data_ptr()) // tensor.element_size()
 
 
 def _number(value: Any) -> int:

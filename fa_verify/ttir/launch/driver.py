@@ -18,7 +18,7 @@ from fa_verify.ttir.sanitizer.findings import Site
 from fa_verify.ttir.sanitizer.orders import Orders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from triton.backends.compiler import GPUTarget
 
@@ -130,12 +130,10 @@ class Launcher:
         """Execute now."""
         run = session.current()
         began = time.perf_counter()
-        names: list[str] = []
-        values: list[Any] = []
+        flat: list[tuple[str, Any]] = []
         for (name, type_), value in zip(self._given(len(args)), args, strict=True):
-            for flat_name, flat_value in _flatten(str(name), type_, value):
-                names.append(flat_name)
-                values.append(flat_value)
+            _flatten(str(name), type_, value, flat)
+        names, values = [name for name, _ in flat], [value for _, value in flat]
         with (
             run.noting(),
             torch.utils._python_dispatch._disable_current_modes(),  # noqa: SLF001
@@ -201,24 +199,22 @@ class Launcher:
         program.specialisation.constants(given, self.constants, findings)
 
 
-def _flatten(name: str, type_: Any, value: Any) -> Iterator[tuple[str, Any]]:
-    """One Python argument as the TTIR function's arguments."""
+def _flatten(name: str, type_: Any, value: Any, flat: list[tuple[str, Any]]) -> None:
+    """One Python argument as the TTIR function's arguments, which are added to `flat`."""
+    if type_ == "constexpr":
+        return
     if isinstance(type_, tuple):
         for i, (inner, part) in enumerate(zip(type_, value, strict=True)):
-            yield from _flatten(f"{name}.{i}", inner, part)
-    elif type_ == "constexpr":
-        return
+            _flatten(f"{name}.{i}", inner, part, flat)
     elif isinstance(type_, str) and type_.startswith("tensordesc"):
         shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.strides))
-        yield name, TensorDescriptorArgument(
-            value.base, shape, strides,
-            getattr(value, "padding", "zero") == "nan",
-            bool(getattr(value, "round_f32_to_tf32", False)),
-        )  # fmt: skip
-        yield from ((f"{name}.shape.{i}", x) for i, x in enumerate(shape))
-        yield from ((f"{name}.stride.{i}", x) for i, x in enumerate(strides))
+        padded = getattr(value, "padding", "zero") == "nan"
+        rounded = bool(getattr(value, "round_f32_to_tf32", False))
+        flat.append((name, TensorDescriptorArgument(value.base, shape, strides, padded, rounded)))
+        flat += [(f"{name}.shape.{i}", x) for i, x in enumerate(shape)]
+        flat += [(f"{name}.stride.{i}", x) for i, x in enumerate(strides)]
     else:
-        yield name, value
+        flat.append((name, value))
 
 
 class Driver(DriverBase):  # type: ignore[misc]

@@ -152,8 +152,9 @@ class Reach:
             others = tuple([o[:, :count] for o in others])
         shapes = [index.shape, *[o.shape[: index.ndim] for o in others]]
         lanes = self.machine.lanes.linear
-        alike = count is None and all(shape == index.shape for shape in shapes)
-        if valid is None and not everyone and alike:
+        alike = valid is None and all(shape == index.shape for shape in shapes)
+        whole = count in (None, *index.shape[1:2]) and (not everyone or len(index) == lanes.size)
+        if alike and whole:
             program = lanes[: index.shape[0]] + np.int32(1)
             program = program.repeat(index.size // program.size)
             tails = [o.reshape((-1, *o.shape[index.ndim :])) for o in others]

@@ -23,7 +23,8 @@ def forward(
     if FAULT == "assume":
         tl.assume(head < 1)  # assume
     if FAULT == "max_contiguous":
-        row = tl.max_contiguous(row % 12, BLOCK)  # max_contiguous
+        swapped = column ^ column // 2 % 2 ^ column % 2 * 3  # max_contiguous
+        column = tl.max_contiguous(swapped, D)
     at = q_ptr + head * qh + row[:, None] * qn + column[None, :]
     if FAULT == "multiple_of":
         at += tl.multiple_of(head * 3, 16) - head * 3  # multiple_of

@@ -229,6 +229,13 @@ def test_layer_norm_in_half_precision_is_summed_in_float32():
     assert torch.equal(bias.grad, grad.double().sum(0).half())
 
 
+def test_integers_have_a_histogram():
+    x = torch.tensor([0, 3, 3, 1], device="cuda")
+    counts = torch.histc(x, bins=4, min=0, max=3)
+    assert counts.is_cuda
+    assert (counts.dtype, counts.tolist()) == (torch.int64, [1, 1, 0, 2])
+
+
 def test_inference_mode_changes_no_number():
     x = torch.randn(64, 999, device="cuda", dtype=torch.float16) + 3
     outside = torch.nn.functional.layer_norm(x, (999,))

@@ -13,7 +13,7 @@ from triton.compiler.compiler import CompiledKernel
 from fa_verify.ttir.engine.program import TensorDescriptorArgument, edited, program_for
 from fa_verify.ttir.launch import hopper, scratch, session
 from fa_verify.ttir.launch.hopper import PROPERTIES
-from fa_verify.ttir.sanitizer import births, wraps
+from fa_verify.ttir.sanitizer import births, claims, wraps
 from fa_verify.ttir.sanitizer.findings import Site
 from fa_verify.ttir.sanitizer.orders import Orders
 
@@ -149,7 +149,7 @@ class Launcher:
             with run.covering(program.coverage):
                 launch(options=run.options, findings=run.findings)
             if orders is not None:
-                looks = [wraps.confirm]
+                looks = [wraps.confirm, claims.confirm]
                 if run.options.alteration is None:  # of a kernel that was altered, why is known
                     looks.insert(0, births.explain)
                 for look in looks:

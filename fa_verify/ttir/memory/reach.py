@@ -16,7 +16,7 @@ from fa_verify.ttir.sanitizer.races import Races
 from fa_verify.ttir.sanitizer.reports import Reports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fa_verify.ttir.engine.machine import Machine
     from fa_verify.ttir.memory.argument import Argument
@@ -40,6 +40,15 @@ class Wrap:
     count: int
 
 
+@dataclass(slots=True)
+class Claim:
+    """Values that are claimed to be contiguous, where first they were not, and how often."""
+
+    program_id: tuple[int, int, int]
+    detail: str
+    count: int = 0
+
+
 class Reach:
     """What one launch's memory operations reach, and whoever looks at it."""
 
@@ -54,6 +63,8 @@ class Reach:
         self.read_back: ReadBack | None = None
         self.watch_wraps = sanitize
         self.wraps: dict[Line, Wrap] = {}
+        self.claims: dict[Site, Claim] = {}
+        self.believed: Callable[[Site, Array, tuple[int, ...]], None] | None = None  # hears claims
         self.nans: dict[int, dict[int, tuple[Argument, int]]] = {}  # by operation and program
 
     def halves(
@@ -227,6 +238,12 @@ class Reach:
                 yield seen, None
             elif (mine := pointer.which == number).any():
                 yield seen, mine
+
+    def claimed(self, lane: int, site: Site, count: int, detail: str) -> None:
+        """Remember that what is claimed to be contiguous is not; `claims` tells if that matters."""
+        program = self.machine.position(int(self.machine.lanes.linear[lane]))
+        self.claims.setdefault(site, Claim(program, detail)).count += count
+        self.findings.noted += 1  # see `wrapped`
 
     def wrapped(self, site: Site, exact: Array, wrong: Array, result: Array) -> Array:
         """Remember that arithmetic for addresses wrapped where `wrong`; return its result."""

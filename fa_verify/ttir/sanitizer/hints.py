@@ -5,9 +5,9 @@ misleads the compiler here. Divisible means every value or, where values count u
 of each such run, as Triton's AxisInfo.h has it. (Of an axis along which nothing counts up, as that
 of the rows in `multiple_of(pointers, (16, 16))`, values inside a run along another axis are not
 meant: no access is widened along such an axis.) Contiguous and constant mean aligned groups of the
-claimed length, or of as many values as one access can take, if that is less: the usual
-`max_contiguous(x % n, 256)` is no false claim where 32 divides n. In the IR a claim belongs
-to the operation that computes the value: that line is told.
+claimed length, or of as many values as one access can take, if that is less; of integers that are
+not contiguous `claims` then asks whether an access is misled. In the IR a claim belongs to the
+operation that computes the value: that line is told.
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ def watched(op: Op, low: Lowering, step: Step) -> Step:
     machine, site, value = low.machine, low.site(op), op.results[0]
     shape, scalar = value.type.shape, value.type.scalar
     terms, slot = low.terms(value), low.slot(value)
+    contiguous = next((claim for name, claim in claims if name == "tt.contiguity"), ())
 
     def look(env: Env) -> None:
         step(env)
+        if machine.accesses.believed is not None and scalar != "ptr" and contiguous:
+            machine.accesses.believed(site, total(terms(env)), contiguous)
         if not machine.accesses.sanitize:
             return
         values = _places(env[slot]) if scalar == "ptr" else [(total(terms(env)), 1)]
@@ -62,11 +65,13 @@ def watched(op: Op, low: Lowering, step: Step) -> Step:
                     where = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
                     at = f" at {tuple(int(x) for x in where[1:])} of the tile" if shape else ""
                     text = ", ".join(map(str, claim))
-                    machine.accesses.reports.program(
-                        int(where[0]), "false-hint", site, int(np.count_nonzero(wrong)),
-                        f"{_NAMES[name]}(..., {text}) is claimed, but the value{at} is "
-                        f"{int(numbers[where])}{of_what}" + _why(name),
-                    )  # fmt: skip
+                    detail = f"{_NAMES[name]}(..., {text}) is claimed, but the value{at} is "
+                    detail += f"{int(numbers[where])}{of_what}" + _why(name)
+                    lane, count = int(where[0]), int(np.count_nonzero(wrong))
+                    if name == "tt.contiguity" and scalar != "ptr":
+                        machine.accesses.claimed(lane, site, count, detail)
+                    else:
+                        machine.accesses.reports.program(lane, "false-hint", site, count, detail)
 
     return look
 

@@ -69,6 +69,9 @@ def mutate(
     console = Console(highlight=False)
     begin = time.monotonic()
     kernels = loader.load(target)
+    if not kernels:
+        msg = f"target={target!r}: holds no Kernel; name a file or folder that does"
+        raise InvalidInputError(msg)
     workers = workers or len(os.sched_getaffinity(0))
     hunt = Hunt(workers, None if budget is None else begin + budget)
     try:

@@ -80,15 +80,22 @@ def _terms(case: Case, p: Problem, facts: Facts) -> dict[str, npt.NDArray[np.flo
 
 
 def _leave_a_key(p: Problem, bias: npt.NDArray[np.float64], seed: int) -> None:
-    """Make -inf 0 at one key of those that a row sees, whatever row the bias is read for."""
+    """Make -inf 0 at one key of those that a row sees, where it hides all of them.
+
+    Of a bias with rows it is one of the last, behind blocks that are hidden wholly.
+    """
     order = stream(seed, "bias").spawn(1)[0].random(p.seqlen_k)
+    if bias.shape[2] > 1:
+        order += np.arange(p.seqlen_k)
     step = max(1, (1 << 22) // max(1, p.seqlen_k))
     for start in range(0, p.seqlen_q, step):
-        rows = np.arange(start, min(start + step, p.seqlen_q))
         seen = p.mask.allowed(p.seqlen_q, p.seqlen_k, slice(start, start + step))
         key = (seen * (1.0 + order)).argmax(1)
-        at = (slice(None), slice(None), rows if bias.shape[2] > 1 else np.zeros_like(rows), key)
-        bias[at] = np.where(np.isneginf(bias[at]), 0.0, bias[at])
+        for head in bias.reshape(-1, *bias.shape[2:]):
+            mine = head[start : start + step] if bias.shape[2] > 1 else head
+            (shut,) = (~(seen & ~np.isneginf(mine)).any(1)).nonzero()
+            at = (shut if bias.shape[2] > 1 else np.zeros_like(shut), key[shut])
+            mine[at] = np.where(np.isneginf(mine[at]), 0.0, mine[at])
 
 
 def dropout_seed(case: Case) -> int | None:

@@ -38,9 +38,17 @@ def _b_mask(rng: Rng, shape: tuple[int, ...], _facts: Facts) -> Array:
 
 
 def _b_hides(rng: Rng, shape: tuple[int, ...], _facts: Facts) -> Array:
-    """Normal, and -inf at three keys of ten (`fa_verify.inputs` leaves each row one)."""
-    hidden = rng.random(shape) < (0.3 if shape[3] > 1 else 0.0)
-    return np.where(hidden, -np.inf, rng.standard_normal(shape))
+    """Normal, and -inf at three keys of ten, or at all up to one, as padding on the left has it.
+
+    So whole blocks are hidden, before a running maximum has seen a key. `fa_verify.inputs` leaves
+    each row one key.
+    """
+    along = shape[3] > 1
+    hidden = rng.random(shape) < (0.3 if along else 0.0)
+    numbers = rng.standard_normal(shape)
+    padded = rng.random((*shape[:2], 1, 1)) < 0.5
+    padding = rng.integers(0, shape[3] if along else 1, (*shape[:2], 1, 1)) * padded
+    return np.where(hidden | (np.arange(shape[3]) < padding), -np.inf, numbers)
 
 
 def _s_geometric(_rng: Rng, shape: tuple[int, ...], _facts: Facts) -> Array:

@@ -1,6 +1,7 @@
 """Checks of problems with terms: a right kernel passes all of them, planted defects do not."""
 
 import dataclasses
+import functools
 import math
 from pathlib import Path
 
@@ -247,3 +248,31 @@ def test_a_defect_that_terms_have_nothing_to_do_with_is_named_beside_them():
     record = verify(case, kernel, Setup(), CpuBackend(), explain=True)
     assert record.verdict == Verdict.FAIL
     assert "softmax_scale" in record.failures[0].diagnosis
+
+
+def _blockwise(problem, q, k, v, bias, *, guarded):
+    """Softmax over blocks of 16 keys with a running maximum, which is -inf before it saw a key."""
+    m = q.new_full((*q.shape[:3], 1), -math.inf, dtype=torch.float32)
+    total, acc = torch.zeros_like(m), torch.zeros(q.shape, dtype=torch.float32)
+    for at in range(0, problem.seqlen_k, 16):
+        keys = slice(at, at + 16)
+        logits = problem.scale * q.float() @ k[:, :, keys].float().mT + bias[..., keys]
+        new = torch.maximum(m, logits.amax(-1, keepdim=True))
+        shift = torch.where(new.isneginf(), 0.0, new) if guarded else new
+        p, rescale = (logits - shift).exp(), (m - shift).exp()
+        total, acc, m = total * rescale + p.sum(-1, keepdim=True), acc * rescale, new
+        acc += p.to(v.dtype).float() @ v[:, :, keys].float()
+    return Outputs((acc / total).to(q.dtype), (m + total.log()).squeeze(-1))
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_blocks_that_a_bias_hides_wholly_come_before_a_key_that_is_seen(guarded):
+    kernel = Kernel(
+        name="blockwise",
+        forward=functools.partial(_blockwise, guarded=guarded),
+        capabilities=Capabilities(bias=("bhqk",), backward=False),
+    )
+    text = "pass=fwd b=2 h=4/4 s=9x50 d=8 dtype=float16 bias=bhqk bias.values=hides seed=1"
+    record = verify(Case.parse(text), kernel, Setup(), CpuBackend())
+    assert record.verdict == (Verdict.PASS if guarded else Verdict.FAIL), record.failures
+    assert guarded or "nonfinite" in {f.check for f in record.failures}

@@ -43,6 +43,8 @@ def of_products(known: Iterable[tuple[Model, Inputs]], lse: Seen) -> Seen:
         exact = exact.joined(other)
     problem = model.problem
     of_row = exact.lse_bound.unsqueeze(-1)
+    if model.arithmetic.eager and lse.error is not None:  # P is normalised, and so is ours
+        of_row = torch.zeros_like(of_row)
     products = plain.dot(problem.head_dim_v) + (2 * TF32.unit_roundoff if others else 0.0)
     error = exact.o_bound + (exact.o.abs() + exact.o_bound) * of_row.expm1()
     error += SLACK * products * of_row.exp() * torch.stack(sizes).amax(0)
@@ -68,5 +70,8 @@ def _of_sums(model: Model) -> Arithmetic:
         p_scale=1.0,
         l_from_rounded_p=False,
         merged_by_lse=False,
+        merges=1,
+        merged_by_sigmoid=False,
+        part_dtype="float32",
         exp2_ulps=declared.exp2_ulps + 3 * math.log(keys) + 4,
     )

@@ -260,7 +260,8 @@ def incident(**changes):
 def test_incidents_name_the_axis_whose_bound_is_missing():
     problem = Case.parse(FULL).problem
     assert explain(incident(), (), problem) == (
-        "no boundary handling: the load of k reads key 70 of 70; its mask does not stop at seqlen_k"
+        "no known defect explains it: the load of k reads key 70 of 70, so its mask does not stop "
+        "at seqlen_k, or an index or a stride is wrong"
     )
     write = incident(kind="out-of-bounds-write", argument="lse", coordinates=(0, 1, 40))
     assert "the store of lse writes row 40 of 40" in explain(write, (), problem)
@@ -273,6 +274,10 @@ def test_incidents_name_the_axis_whose_bound_is_missing():
     assert "the store of lse is not masked" in explain(race, (race, write), problem)
     read = incident(kind="race", argument="dq", detail="reads what another program writes")
     assert "by load, add and store" in explain(read, (read,), problem)
+    before = incident(offset=-4, coordinates=None)
+    assert "or has wrapped in too few bits" in explain(before, (), problem)
+    empty = Case.parse("pass=fwd s=0x3 d=8 dtype=float16 seed=1").problem
+    assert "as a length of 0 less one is" in explain(before, (), empty)
     wrapped = incident(kind="integer-overflow", line=6)
     assert "to(tl.int64)" in explain(wrapped, (), problem)
     assert explain(incident(), (wrapped,), problem) == (

@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 
+from fa_verify import Outputs
 from fa_verify.case import Case
 from fa_verify.diagnosis import explain, mistaken, model
 from fa_verify.diagnosis.beside import NOTHING
@@ -15,6 +16,7 @@ from fa_verify.diagnosis.knobs import RIGHT, Knobs
 from fa_verify.diagnosis.logits import summed
 from fa_verify.diagnosis.score import Fit
 from fa_verify.inputs import materialise
+from tests.test_diagnosis import Plain, explained
 from tests.test_diagnosis_causes import inputs, seen_at
 
 
@@ -116,6 +118,36 @@ def test_what_leaves_elements_unexplained_gives_way_to_what_explains_all():
     assert [h.sentence for _, h, _ in explain._whole(near)] == ["whole", "a format"]
     near = [item("early", 0.97), item("late", 0.98)]
     assert explain._whole(near) == near  # neither explains far more
+
+
+@pytest.mark.parametrize(
+    ("causes", "gain", "alone", "said"),
+    [
+        (3, explain.NAN_ALONE, True, 0),
+        (3, explain.NAN_ALONE, False, 3),
+        (3, 2 * explain.NAN_ALONE, True, 3),
+        (2, explain.NAN_ALONE, True, 2),
+    ],
+)
+def test_nan_alone_speaks_for_no_cause_where_any_stray_read_explains_it(causes, gain, alone, said):
+    fit = Fit(explained=1.0, reproduced=1.0, gain=gain, overall=1.0)
+    items = [(5.0, Hypothesis(f"cause {n}", lambda: Prediction({})), fit) for n in range(causes)]
+    assert len(explain._picked(items, [], alone=alone)) == said
+
+
+def test_lse_of_blind_rows_is_no_running_maximum():
+    """Both make it 0; of the two the one that says so is named first."""
+
+    class Zero(Plain):
+        def forward(self, problem, q, k, v):
+            found = super().forward(problem, q, k, v)
+            return Outputs(found.o, found.lse.masked_fill(found.lse.isneginf(), 0.0))
+
+    case = "pass=fwd h=2 s=40x21 d=16 dtype=float32 mask=causal seed=4"
+    (first, *_) = (f.diagnosis for f in explained(case, kernel=Zero()) if f.diagnosis)
+    assert first.startswith("rows that see no key are not treated apart")
+    low = "pass=fwd h=2 s=21x40 d=16 dtype=float32 seed=4"
+    assert not explained(low, kernel=Zero())
 
 
 def test_a_table_that_is_read_outside_is_to_blame_for_what_follows():

@@ -46,6 +46,9 @@ _SIEVES = 2  # of them
 _GRACE = 2.0  # seconds for other cases when there is no more time for other hypotheses
 
 
+_Items = list[tuple[float, "Hypothesis", "Fit"]]  # by their merit over all cases
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """The best hypothesis, how well it fits, and what fits as well.
@@ -125,8 +128,8 @@ def _explain(
         found.sort(key=lambda h: not h.sentence.endswith(like))
     rest = [w for w in failing if w is not lead]
     kept = _kept(found, lead, _sieve(which, lead, rest), end)
-    merits: list[tuple[float, Hypothesis, Fit]] = []
-    conditional: list[tuple[float, Hypothesis, Fit]] = []
+    merits: _Items = []
+    conditional: _Items = []
     for hypothesis, best in kept:
         if time.process_time() > end + _GRACE:
             break
@@ -144,12 +147,20 @@ def _explain(
                 merits.append(item)
             elif len(failing) >= _FOR_CONDITIONAL and best.gain > NAN_ALONE:
                 conditional.append(item)
-    exact = [item for item in conditional if not item[1].fitted]
-    if merits and not (exact and all(item[1].fitted for item in merits)):
-        return _chosen(merits, witnesses[0], which, (len(failing), len(passing)))
-    if conditional:
-        return _chosen(conditional, witnesses[0], which, (len(failing), -len(passing)))
-    return None
+    picked = _picked(merits, conditional, alone=not passing)
+    idle = len(passing) if picked is merits else -len(passing)
+    return _chosen(picked, witnesses[0], which, (len(failing), idle)) if picked else None
+
+
+def _picked(merits: _Items, conditional: _Items, *, alone: bool) -> _Items:
+    """Those idle on what passes, or else those that only some cases have, unless NaN fits all."""
+    causes = {_bare(h.sentence) for _, h, _ in merits}
+    nan = all(fit.gain <= NAN_ALONE for _, _, fit in merits)
+    if alone and nan and len(causes) > _MOST_NAMED:  # any read that strays gives it
+        return []
+    exact = any(not hypothesis.fitted for _, hypothesis, _ in conditional)
+    fitted = all(hypothesis.fitted for _, hypothesis, _ in merits)
+    return conditional if not merits or (exact and fitted) else merits
 
 
 def _applicable(which: Pass, lead: Witness, first: Witness) -> list[Hypothesis]:
@@ -221,7 +232,7 @@ def _agrees(found: Fit) -> bool:
 
 
 def _chosen(
-    merits: list[tuple[float, Hypothesis, Fit]],
+    merits: _Items,
     first: Witness,
     which: Pass,
     counts: tuple[int, int],
@@ -251,9 +262,7 @@ def _chosen(
     )
 
 
-def _whole(
-    near: list[tuple[float, Hypothesis, Fit]],
-) -> list[tuple[float, Hypothesis, Fit]]:
+def _whole(near: _Items) -> _Items:
     """Without those that leave elements unexplained which others explain; formats always do."""
     left = [1 - fit.explained for _, hypothesis, fit in near if not hypothesis.rounding]
     most = max(_FLIPS, _FAR_FEWER * min(left, default=1.0))
@@ -266,9 +275,7 @@ def _strayed(first: Witness) -> set[str]:
     return {plain(x.argument) for x in found if not x.kind.endswith("write")}
 
 
-def _of_strayed(
-    near: list[tuple[float, Hypothesis, Fit]], first: Witness
-) -> list[tuple[float, Hypothesis, Fit]]:
+def _of_strayed(near: _Items, first: Witness) -> _Items:
     """Those about a tensor through which something strayed: NaN does not say through which."""
     strayed = _strayed(first)
     names = [re.escape(name) for name in sorted(strayed)]

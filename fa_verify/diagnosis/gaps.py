@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from fa_verify.masks import Alignment
     from fa_verify.problem import Problem
 
-__all__ = ["AS_MANY", "OTHER", "causes", "own_keys", "through_gaps"]
+__all__ = ["AS_MANY", "BY_KEYS", "OTHER", "causes", "own_keys", "through_gaps"]
 
+BY_KEYS = "queries are packed by the lengths of the keys"
 _DOCUMENTS = (
     ("documents are ignored: the mask is that of one long sequence", "one"),
     ("documents see each other: all keys of the sequence are visited", "ignored"),
@@ -32,7 +33,7 @@ _DOCUMENTS = (
     ("documents begin one key too early: the last one's last key is seen", "begin early"),
     ("documents without keys see the first key after them", "empty"),
     ("keys are packed by the lengths of the queries", "by queries"),
-    ("queries are packed by the lengths of the keys", "by keys"),
+    (BY_KEYS, "by keys"),
 )
 OTHER: dict[str, Alignment] = {"bottom-right": "top-left", "top-left": "bottom-right"}
 AS_MANY = "keys from seqlen_q on are left out: seqlen_q stands where seqlen_k is due"

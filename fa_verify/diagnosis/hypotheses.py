@@ -44,6 +44,7 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     predict = Forward(trial, evidence)
     yield from _loaded(trial, predict)
     yield from by_values(evidence, predict.right.values)
+    yield from _blind_rows(predict)
     yield from terms.for_forward(predict)
     for text, knobs, beside in packed.diagonals(problem, predict.beside) if evidence.whole else ():
         yield Hypothesis(text, functools.partial(predict, knobs, beside=beside))
@@ -79,6 +80,15 @@ def for_forward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
     for sentence, values in rows.denominator(evidence):
         known_values = functools.partial(Prediction, values)
         yield Hypothesis(sentence, known_values, name=_DENOMINATOR, fitted=True)
+
+
+def _blind_rows(predict: Forward) -> Iterator[Hypothesis]:
+    """Lse of rows that see no key."""
+    lse = predict.right.values["lse"]
+    if bool(lse.isneginf().any()):
+        values = predict.right.values | {"lse": lse.masked_fill(lse.isneginf(), 0.0)}
+        text = "rows that see no key are not treated apart: their lse is 0, and not -inf"
+        yield Hypothesis(text, functools.partial(_as_is, Prediction(values)))
 
 
 def _loaded(trial: Trial, predict: Forward) -> Iterator[Hypothesis]:

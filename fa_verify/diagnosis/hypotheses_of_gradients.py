@@ -187,6 +187,11 @@ def _deltas(predict: Backward) -> Iterator[Hypothesis]:
     outputs, x = predict.trial.execution.outputs, predict.trial.pristine
     if outputs is None or x.do is None or not x.do.numel():
         return
+    for whose, o in (("head", predict.o[:, :1]), ("sequence", predict.o[:1])):
+        text = f"in the backward pass, delta takes o of the first {whose} for every {whose}"
+        known = functools.partial(predict, delta=(o * predict.inputs["do"]).sum(dim=-1))
+        if o.shape != predict.o.shape:
+            yield Hypothesis(text, known, addressing=True)
     for name, wrong, right, theirs in (
         ("o", outputs.o, predict.evidence.do, "do"),
         ("do", x.do, predict.o, "o"),

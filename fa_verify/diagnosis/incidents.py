@@ -202,9 +202,12 @@ def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a 
             "length of 0"
         )
     if incident.offset < 0:
+        whole = ((problem.seqlen_q, problem.seqlen_k),)
+        empty = any(0 in lengths for lengths in (*whole, *problem.mask.documents))
+        why = "as a length of 0 less one is" if empty else "or has wrapped in too few bits"
         return (
             f"the {instruction} of {name} {verb} before the tensor's first element: an index is "
-            "negative, as a length of 0 less one is"
+            f"negative, {why}"
         )
     unmasked = "no mask" in incident.detail and where is not None
     if unmasked and (tile or between_rows(incident)):
@@ -240,8 +243,9 @@ def _outside(incident: Incident, problem: Problem) -> str:  # noqa: PLR0911 - a 
                 )
             bound = ("batch", "heads", "seqlen_k" if key_like else "seqlen_q", "head_dim")[axis]
             return (
-                f"no boundary handling: the {instruction} of {name} {verb} {axes[axis]} "
-                f"{where[axis]} of {shape[axis]}; its mask does not stop at {bound}"
+                f"{_VAGUE}the {instruction} of {name} {verb} {axes[axis]} {where[axis]} of "
+                f"{shape[axis]}, so its mask does not stop at {bound}, or an index or a stride is "
+                "wrong"
             )
     return (
         f"{_VAGUE}the {instruction} of {name} {verb} where no element lies, so a stride or an "

@@ -84,14 +84,28 @@ def _plain(name: str) -> str:
     return re.sub(r"_(pages|cache)$", "", plain(name))
 
 
-def _address(match: re.Match[str], lines: list[Line], kind: str = "address") -> list[Line]:
-    """Of the argument that is named, or of one that holds it beside others."""
+def _address(match: re.Match[str], lines: list[Line], *kinds: str) -> list[Line]:
+    """Of the argument that is named, or of one that holds it beside others, kind by kind."""
     name = match["name"]
     for other in (name, _STACKED.get(name, name)):
-        found = [x for x in lines if x.kind == kind and _plain(x.name) == other]
+        mine = [x for x in lines if _plain(x.name) == other]
+        found = [x for kind in kinds for x in mine if x.kind == kind]
         if found:
             return found
     return []
+
+
+def _rows(match: re.Match[str], lines: list[Line]) -> list[Line]:
+    """Where rows are told apart: after heads, if there is such a line."""
+    return _address(match, lines, "address") or _address(match, lines, "base")
+
+
+def _moved(match: re.Match[str], lines: list[Line], kind: str) -> list[Line]:
+    return _address(match, lines, kind)
+
+
+def _whole(match: re.Match[str], lines: list[Line]) -> list[Line]:
+    return _address(match, lines, "base", "address")
 
 
 def _heads(match: re.Match[str], lines: list[Line]) -> list[Line]:
@@ -111,26 +125,28 @@ def _all(match: re.Match[str], lines: list[Line], kind: str, names: str = "") ->
 
 
 _Look = Callable[[re.Match[str], list[Line]], list[Line]]
-_of_name, _on = _address, functools.partial(_address, kind="advance")
+_on, _base = (functools.partial(_moved, kind=kind) for kind in ("advance", "base"))
 _RULES: tuple[tuple[str, str, _Look], ...] = (  # what a cause says, what is computed then, where
     (r"the pointer to (?P<name>[qkv]) advances", "the pointer to {name} is moved on", _on),
     *(
-        (pattern, "the address of {name} is computed", _of_name)
-        for pattern in (
-            r"\w+ is read in the place of (?P<name>[qkv]|do)\b",
-            rf"\b(?P<name>{_T}) is addressed with",
-            rf"\b(?:rows|heads|sequences|columns|offset of a head) of (?P<name>{_T})\b",
-            rf"\b(?P<name>{_T})'s [\w ]+ strides are swapped",
-            r"\bin (?P<name>[kv]) alone",
-            rf"\b(?P<name>{_T}) of (?:the first|query)",
-            r"\b(?P<name>lse|delta)(?: and delta)? (?:is|are) read at",
+        (pattern, "the address of {name} is computed", look)
+        for pattern, look in (
+            (r"\w+ is read in the place of (?P<name>[qkv]|do)\b", _base),
+            (rf"\b(?P<name>{_T}) is addressed with", _whole),
+            (rf"\b(?:heads|sequences|offset of a head) of (?P<name>{_T})\b", _base),
+            (rf"\b(?:rows|columns) of (?P<name>{_T})\b", _rows),
+            (rf"\b(?P<name>{_T})'s batch and head strides are swapped", _base),
+            (rf"\b(?P<name>{_T})'s [\w ]+ strides are swapped", _whole),
+            (r"\bin (?P<name>[kv]) alone", _base),
+            (rf"\b(?P<name>{_T}) of (?:the first|query)", _base),
+            (r"\b(?P<name>lse|delta)(?: and delta)? (?:is|are) read at", _base),
         )
     ),
     (r"reads? (?:the )?key head", "the key head is computed", _heads),
     *(
         (pattern, text, functools.partial(_all, kind=kind, names=names))
         for pattern, text, kind, names in (
-            (r"the block table|the table's row", "the table is read", "address", r"table|ind"),
+            (r"the block table|the table's row", "the table is read", "base", r"table|ind"),
             (r"the loop over .*? (?:begins|skips its first)", "the loop begins", "begin", ""),
             (r"the loop over .*? (?:ends|leaves out|is rounded)", "the loop ends", "end", ""),
             (r"\blse (?:is|adds|subtracts)", "lse is computed", "stored", r"lse|^l$|^m$"),

@@ -43,8 +43,9 @@ def forward_loops(problem: Problem) -> Iterator[tuple[str, str]]:
             yield text, "begin unshifted"
         if not shifted and ends:
             yield "the loop over keys ends at a diagonal aligned bottom-right", "end causal"
-    if not ends:
-        yield "the loop over keys ends at a causal diagonal though none is asked", "end causal"
+    if not mask.causal:
+        text = "the loop over keys ends at a causal diagonal though none is asked"
+        yield text, "end at the diagonal"
     yield "the loop over keys is rounded down: its last, partial block is left out", "end floor"
     yield "the loop over keys leaves out its last block", "end before"
 
@@ -133,6 +134,7 @@ def visited(
         "as due": -(-end // block_n) * block_n,
         "end short": -(-(end - 1) // block_n) * block_n,
         "end causal": -(-(diagonal + (right or 0)) // block_n) * block_n,
+        "end at the diagonal": -(-diagonal // block_n) * block_n,
         "end unshifted": -(-(first + block_m + (right or 0)) // block_n) * block_n,
         "end floor": end // block_n * block_n,
         "end before": (end - 1) // block_n * block_n,

@@ -99,6 +99,8 @@ def _bands(problem: Problem) -> Iterator[Cause]:
         if not top:
             text = "the mask's diagonal is at seqlen_q - seqlen_k, the wrong way round"
             yield Cause(text, Knobs(shift=-2 * unequal))
+            if problem.batch == 1:  # one sequence of as many queries as there are keys
+                yield Cause(gaps.BY_KEYS, Knobs(shift=shift))
         text = "the mask's diagonal is off by seqlen_k - seqlen_q"
         yield Cause(text, Knobs(shift=-shift))
     if right:

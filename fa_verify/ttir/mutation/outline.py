@@ -25,7 +25,7 @@ _LOOPS = ("scf.for", "scf.while")
 _SHAPED = frozenset({"tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans"})
 _CAST = _SHAPED | {"arith.truncf", "arith.extf", "arith.extsi", "arith.trunci", "arith.sitofp"}
 _PARTS = ("arith.divsi", "arith.remsi", "arith.divui", "arith.remui")
-_POINTERS = ("address", "advance")
+_POINTERS = ("base", "address", "advance")
 _MATRIX = 2  # axes of a tile of logits
 
 
@@ -34,13 +34,13 @@ class Line:
     """One line, and one thing that it is for.
 
     Attributes:
-        kind: "address": where an argument's elements lie is computed from the argument itself;
-            "advance": such a pointer is moved on; "index": a quotient or a remainder, no tile of
-            them, is computed that an address needs. "use": arithmetic with a number that is an
-            argument, or with what was loaded through one. "stored": what is stored through an
-            argument is computed. "comparison": of two axes of a tile. "begin", "end": of a loop.
-            "sum": of the rows of a tile, in a loop. "product": a dot that is added to what was
-            accumulated.
+        kind: "base": where an argument's elements lie is computed from the argument itself;
+            "address": from such a pointer; "advance": it is moved on in a loop; "index": a quotient
+            or a remainder, no tile of them, is computed that a base needs. "use": arithmetic with a
+            number that is an argument, or with what was loaded through one. "stored": what is
+            stored through an argument is computed. "comparison": of two axes of a tile. "begin",
+            "end": of a loop. "sum": of the rows of a tile, in a loop. "product": a dot that is
+            added to what was accumulated.
         name: The argument; "" where there is none.
         kernel: The function; writes: the arguments that it stores to.
         file, line: Where; a helper's line that several arguments go through gives way to its call.
@@ -138,7 +138,7 @@ def _purposes(op: Op, facts: Facts) -> Iterator[tuple[str, str, Location]]:
 def _of_access(op: Op, facts: Facts) -> Iterator[tuple[str, str, Location]]:
     name = facts.argument(op.operands[0])
     makers = list(_addressing(op.operands[0], facts))
-    roots = {x.location.line for x, _ in makers if _source(x.operands[0]) in facts.arguments}
+    roots = {x.location.line for x, kind in makers if kind == "base"}
     for maker, kind in makers:
         yield kind, name, maker.location
         for inner in _quotients(maker) if maker.location.line in roots else ():
@@ -228,7 +228,8 @@ def _addressing(pointer: Value, facts: Facts) -> Iterator[tuple[Op, str]]:
         else:
             if op.name in ("tt.addptr", "tt.make_tensor_descriptor"):
                 carried = op.operands[0].producer is None and op.operands[0] not in facts.arguments
-                yield op, "advance" if carried else "address"
+                base = _source(op.operands[0]) in facts.arguments
+                yield op, "base" if base else "advance" if carried else "address"
             pending += op.operands[:1]
 
 

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from fa_verify import Outputs
+from fa_verify import Grads, Outputs
 from fa_verify.case import Case
 from fa_verify.diagnosis import explain, mistaken, model
 from fa_verify.diagnosis.beside import NOTHING
@@ -148,6 +148,32 @@ def test_lse_of_blind_rows_is_no_running_maximum():
     assert first.startswith("rows that see no key are not treated apart")
     low = "pass=fwd h=2 s=21x40 d=16 dtype=float32 seed=4"
     assert not explained(low, kernel=Zero())
+
+
+@pytest.mark.parametrize(
+    ("defect", "said"),
+    [
+        ("dv of dS", "dv is made of dS in the place of P"),
+        ("no P", "dS lacks the factor P"),
+    ],
+)
+def test_a_factor_in_anothers_place_is_named(defect, said):
+    class Crossed(Plain):
+        def backward(self, problem, q, k, v, outputs, do):
+            q, k, v, do, o = (x.double() for x in (q, k, v, do, outputs.o))
+            keys, values = (x.repeat_interleave(problem.group, dim=1) for x in (k, v))
+            p = torch.exp(q @ keys.mT * problem.scale - outputs.lse.double()[..., None])
+            slope = do @ values.mT - (do * o).sum(-1, keepdim=True)
+            ds = slope * problem.scale * (1.0 if defect == "no P" else p)
+            dk, dv = ds.mT @ q, (ds if defect == "dv of dS" else p).mT @ do
+            shape = (problem.batch, problem.heads_kv, problem.group)
+            dk, dv = (x.reshape(*shape, *x.shape[2:]).sum(2) for x in (dk, dv))
+            return Grads(*(x.to(torch.float32) for x in (ds @ keys, dk, dv)))
+
+    case = "pass=bwd h=4/2 s=21x37 d=16 dtype=float32 seed=4"
+    found = explained(case, kernel=Crossed())
+    assert any(said in f.diagnosis for f in found)
+    assert all("model with this defect" in f.diagnosis for f in found[:1])
 
 
 def test_a_table_that_is_read_outside_is_to_blame_for_what_follows():

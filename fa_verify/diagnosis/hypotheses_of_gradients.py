@@ -12,6 +12,7 @@ import torch
 from fa_verify.diagnosis import mistaken, rows, terms
 from fa_verify.diagnosis.addressing import added_by, read_by, written_by
 from fa_verify.diagnosis.cause import sizes
+from fa_verify.diagnosis.crossed import crossed
 from fa_verify.diagnosis.gradients import gradients
 from fa_verify.diagnosis.hypotheses import by_values
 from fa_verify.diagnosis.hypothesis import Hypothesis, Prediction
@@ -71,6 +72,7 @@ def for_backward(trial: Trial, evidence: Evidence) -> Iterator[Hypothesis]:
         for cause in source:
             yield from predict.hypotheses(cause, "in the backward pass,")
     yield from _sums_in_halves(predict, config)
+    yield from crossed(predict)
     yield from _first_block(predict)
     yield from _one_kernel(predict, config)
     for text, values in rows.other_delta(predict):

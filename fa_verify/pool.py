@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
 import os
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pebble
 
-from fa_verify import worker
+from fa_verify import processes, worker
 from fa_verify.backends.base import FAULT
 from fa_verify.backends.sharing import Sharing
 from fa_verify.record import CaseRecord, FailureRecord
@@ -63,8 +62,8 @@ class Pool:
             spool: Folder where each process says what it is at; it goes with the pool.
             lanes: Processes of a worker; cases go to whichever is free.
         """
-        processes = workers * lanes
-        self._sharing = Sharing.start() if card and processes > 1 else Sharing(None)
+        count = workers * lanes
+        self._sharing = Sharing.start() if card and count > 1 else Sharing(None)
         self._spool = spool or Path(tempfile.mkdtemp(prefix="fa-verify-"))
         self._spool.mkdir(parents=True, exist_ok=True)
         # By target; None: nothing more is compiled ahead of the kernel's cases.
@@ -76,11 +75,11 @@ class Pool:
             timeout,
             memory,
             cap=cap,
-            on_card=processes * card,
+            on_card=count * card,
             pipes=self._sharing.folder,
             spool=self._spool,
         )
-        self._pool = _processes(processes, start)
+        self._pool = _processes(count, start)
 
     def submit(
         self,
@@ -268,9 +267,7 @@ def _death(code: int, last: Running, *, watched: bool = False) -> FailureRecord:
 
 
 def _processes(count: int, start: Callable[[], None]) -> pebble.ProcessPool:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fa_verify.worker", "fa_verify.backends.cpu"])
-    return pebble.ProcessPool(max_workers=count, context=context, initializer=start)
+    return pebble.ProcessPool(max_workers=count, context=processes.context(), initializer=start)
 
 
 def _copy(future: Future[CaseRecord], done: Future[CaseRecord]) -> None:

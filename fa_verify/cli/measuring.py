@@ -133,6 +133,6 @@ def resources(
 @report_folder("fa-verify-bench", "Folder of bench.jsonl and bench.md.")
 def bench(targets: tuple[str, ...], folder: Path, *, masks: tuple[str, ...], **options: Any) -> int:
     """Time TARGET's kernels on a CUDA device, side by side with PyTorch's attention."""
-    from fa_verify.bench import bench as run  # noqa: PLC0415
+    from fa_verify.bench.running import bench as run  # noqa: PLC0415
 
     return run(targets, folder, causal=[mask == "causal" for mask in masks], **options)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fa_verify import processes
 from fa_verify.options import BUDGET, DTYPE, SEED, WORKERS, Seconds, fence, report_folder
 from fa_verify.sanitizers.tools import TOOLS
 
@@ -79,6 +80,7 @@ def check(
     **options: Any,
 ) -> int:
     """Fuzz the kernels that TARGET names: a folder, a file, file.py:NAME or module:NAME."""
+    processes.start()
     from fa_verify import checking  # noqa: PLC0415 - torch and Triton take seconds to load
 
     kept = None if no_examples else examples
@@ -97,6 +99,7 @@ def check(
 @click.option("--timeout", type=Seconds(), default=60.0, help="Limit of the case.  [default: 60s]")
 def replay(target: str, case: str, **options: Any) -> int:
     """Run one CASE again on TARGET, as a replay line says."""
+    processes.start()
     from fa_verify import checking  # noqa: PLC0415
 
     return checking.replay(target, case, **options)

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 import torch
 
-from fa_verify import bench, loader, ttir
+from fa_verify import loader, ttir
 from fa_verify.bench import contestants, table, timing, turns
+from fa_verify.bench import running as bench
 from fa_verify.bench.points import Point, Roof, Timed, decodes, grid, spread_out
 from fa_verify.bench.timing import Stopwatch
 from fa_verify.errors import InvalidInputError, UnsupportedProblemError

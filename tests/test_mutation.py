@@ -17,7 +17,7 @@ from fa_verify.backends.base import Setup
 from fa_verify.case import Case
 from fa_verify.mutation import _sampled
 from fa_verify.mutation.choice import Choice, _Greedy, _is_plain, traits
-from fa_verify.mutation.hunt import _FURTHER, _KEPT, _ROUNDS, _TRIES, _WHOLES, Hunt
+from fa_verify.mutation.hunt import _CHUNK, _FURTHER, _KEPT, _LEAST, _ROUNDS, _TRIES, _WHOLES, Hunt
 from fa_verify.mutation.outcome import Outcome, score
 from fa_verify.mutation.proving import prove
 from fa_verify.mutation.pursuit import pursuing
@@ -158,6 +158,7 @@ class Letter(str):
 def hunted(fates, end=None, cases=3, cheapest=1):
     hunt = object.__new__(Hunt)
     hunt.workers, hunt._end, hunt._pool, hunt._choices = 2, end, Workers(fates), {}
+    hunt._pace = 0.0
     hunt.cases = [
         Prey(
             n,
@@ -187,6 +188,16 @@ def test_a_killed_mutant_meets_no_more_cases_and_the_others_meet_all():
     assert found["c"].changed == {2}
     assert sum("b" in mutants for _, mutants in ran) == 2
     assert told[-1] == ("whole", 5)
+
+
+def test_a_process_is_given_less_where_mutants_take_long():
+    hunt = object.__new__(Hunt)
+    hunt.workers = 1
+    for pace, size in ((0.0, _CHUNK), (0.1, _CHUNK), (2.0, 10), (60.0, _LEAST)):
+        hunt._pace = pace
+        trails = [types.SimpleNamespace(alone=False) for _ in range(99)]
+        assert len(hunt._chunk({0: trails})) == size
+        assert len(trails) == 99 - size
 
 
 def test_a_mutant_meets_the_first_cases_that_were_chosen_the_cheapest_first():
@@ -347,7 +358,7 @@ def test_cases_are_chosen_for_what_survives():
     (kernel,) = loader.load(TARGET)
     choice = Choice(kernel, 30, 0)
     hunt = object.__new__(Hunt)
-    hunt.cases, hunt._looked_at, hunt._choices = [], 0, {TARGET: (choice, 8)}
+    hunt.cases, hunt._looked_at, hunt._choices = [], 0, {TARGET: (choice, 24)}
     quarry = Quarry(Letter("a"), Found(says="x"))
 
     def look(target, drawn):
@@ -362,8 +373,9 @@ def test_cases_are_chosen_for_what_survives():
     before = set(quarry.cases)
     (trail,) = hunt._pursued([quarry])
     found = hunt.cases[20:]
-    assert len(found) == 8 // _ROUNDS
-    assert all(prey.case.problem.softcap for prey in found)
+    assert len(found) == 24 // _ROUNDS
+    usual = sum(bool(prey.case.problem.softcap) for prey in hunt.cases[:20]) / 20
+    assert sum(bool(prey.case.problem.softcap) for prey in found) / len(found) > max(usual, 0.5)
     assert {prey.number for prey in trail.left} == quarry.cases - before
     assert hunt._pursued([]) == []
 

@@ -159,8 +159,6 @@ def traits(case: Case) -> Iterator[str]:
     shift = mask.shift(p.seqlen_q, p.seqlen_k)
     right = 0 if mask.causal else mask.window_right
     if right is not None:
-        past = shift + right + p.seqlen_q > p.seqlen_k  # where no band hides it
-        yield f"sees past the keys {past} plain {_is_plain(case)}"
         yield f"right end beside a block {_beside(shift + right)}"
     if mask.window_left is not None:
         yield f"left end beside a block {_beside(shift - mask.window_left)}"

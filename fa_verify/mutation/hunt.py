@@ -39,6 +39,9 @@ Fates = list[tuple[Fate, float]]
 # Mutants tried by one process in a row: to make a case, and run the kernel itself on it, takes as
 # long as ten of them.
 _CHUNK, _LEAST = 48, 4
+_LONG = (
+    20.0  # seconds that a process is given work for: what is not done when the time ends is lost
+)
 _TRIES = 40  # cases on which a mutant is tried at most: the first that were chosen
 _PROVEN = 16  # likewise, of one that is proven to change nothing: only the proof is looked after
 _WHOLES = 6  # cases on which a survivor is tried under all checks
@@ -87,6 +90,7 @@ class Hunt:
         self.quarries: dict[str, Quarry] = {}
         self._looked_at = 0
         self._choices: dict[str, tuple[Choice, int]] = {}
+        self._pace = 0.0  # seconds that a mutant took of late
 
     def survey(self, target: str, choice: Choice, count: int) -> None:
         """Run a kernel itself on cases, and look which mutants each allows.
@@ -214,7 +218,10 @@ class Hunt:
             done, _ = wait(running, timeout=_PATIENCE, return_when=FIRST_COMPLETED)
             for future in done:
                 chunk = running.pop(future)
+                begin = sum(trail.quarry.seconds for trail in chunk)
                 _settle(chunk, future, deep=deep)
+                spent = sum(trail.quarry.seconds for trail in chunk) - begin
+                self._pace = (self._pace + spent / len(chunk)) / 2
                 _join(ready, chunk)
             tell()
         for future in running:
@@ -228,7 +235,8 @@ class Hunt:
         trails = max(ready.values(), key=len)
         if trails[-1].alone:
             return [trails.pop()]
-        size = min(_CHUNK, max(_LEAST, len(trails) // self.workers))
+        share = max(_LEAST, len(trails) // self.workers)
+        size = min(_CHUNK, share, max(_LEAST, int(_LONG / max(self._pace, _LONG / _CHUNK))))
         chunk, trails[:] = trails[:size], trails[size:]
         return chunk
 

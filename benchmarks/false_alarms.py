@@ -7,7 +7,8 @@
 attention, but cuDNN's apart, since what faults ends the others that share a card with it;
 flex_attention; kernels in Triton, to which `--also` adds public ones that are importable
 (right_implementations/public_triton.py). On the CPU: emulators of other rounding choices with
-PyTorch's kernels for CPUs, and kernels on the executor. `--workers` says how many workers each
+PyTorch's kernels for CPUs, and kernels on the executor, shared out among as many campaigns as they
+have workers, so that their problems differ. `--workers` says how many workers each
 gets, 0 for none. How many cases have ended how is printed as they do. Records are compressed into
 OUT, with `totals.md` and a line for every case that is not a pass. `totals` adds up the runs in
 several folders. Exits with 1 if a case failed or the harness broke.
@@ -31,6 +32,7 @@ from pathlib import Path
 import torch
 
 import fa_verify
+from fa_verify import loader
 from fa_verify.record import CaseRecord, read
 
 HERE = "benchmarks/right_implementations"
@@ -80,6 +82,7 @@ WORKERS = {
     "executor": 1,
 }
 ORACLE = ("bounds", "checks", "distribution", "inputs", "values")
+_PLACES = 128  # of one part, at most: its GPUs or workers
 _ALSO = ("triton", "executor")  # whose targets `--also` adds to
 _GRACE = 45.0  # seconds for the last cases and the report; what is recorded by then counts
 _PAUSE = 15.0  # seconds between lines that say how far it is
@@ -110,14 +113,21 @@ def _campaigns(options, gpus):
     """Name, targets, options, seed and GPU of each."""
     for number, (part, targets) in enumerate((*ON_A_CARD.items(), *ON_THE_CPU.items())):
         count = options.workers[part]
-        also = options.also if part in _ALSO else ()
-        backend, places = ("cuda", gpus) if part in ON_A_CARD else ("cpu", [""])
-        # Where a fault would end many processes there is poison beside tensors, else pages.
-        fence = "poison" if count > 1 else "page"
-        how = ("--backend", backend, "-n", str(count), "--fence", fence)
-        for gpu in places if count else ():
-            seed = (options.seed * 16 + number) * 8 + int(gpu or 0)
-            yield f"{part}{gpu}", (*targets, *also), how, seed, gpu
+        every = (*targets, *(options.also if part in _ALSO else ()))
+        seed = (options.seed * 16 + number) * _PLACES
+        if part in ON_A_CARD:
+            # Where a fault would end many processes there is poison beside tensors, else pages.
+            fence = "poison" if count > 1 else "page"
+            how = ("--backend", "cuda", "-n", str(count), "--fence", fence)
+            for gpu in gpus if count else ():
+                yield f"{part}{gpu}", every, how, seed + int(gpu), gpu
+            continue
+        kernels = [kernel.target for target in every for kernel in loader.load(target)]
+        for place in range(count):
+            # A worker's kernels have problems of their own: all of a campaign get the same.
+            own = kernels[place::count]
+            if own:
+                yield f"{part}{place}", own, ("--backend", "cpu", "-n", "1"), seed + place, ""
 
 
 def _workers(text):

@@ -45,7 +45,7 @@ UNDECLARED = [
         "parts.py:sigmoid_ring",
         (*HALF, "float32"),
         "h=2/2 s=60x90 d=16 logits=30.0 v.values=mixed",
-        "merged by a sigmoid",
+        "by a sigmoid were declared: Arithmetic(merged_by_sigmoid=True)",
     ),
     ("parts.py:ring", ("float32",), "h=2/2 s=60x90 d=16 logits=300.0 v.values=ones", ""),
     ("algorithms.py:tanh_approx", (*HALF, "float32"), f"{ONE} cap=20.0 logits=10.0", "tanh.approx"),

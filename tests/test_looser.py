@@ -29,19 +29,30 @@ UNREAD = {"accumulator", "dq_atomics", "masked_logit"}  # by bounds: nothing to 
 
 
 @pytest.mark.parametrize(
-    ("kernel", "declared", "said"),
+    ("kernel", "declared", "said", "how"),
     [
-        (Emulator(ds_from_rounded_p=True), DEFAULT, "dS from the rounded P"),
-        (Emulator(l_from_rounded_p=True, block_n=16), DEFAULT, "l from the rounded P"),
+        (
+            Emulator(ds_from_rounded_p=True),
+            DEFAULT,
+            "dS from the rounded P",
+            "Arithmetic(ds_from_rounded_p=True)",
+        ),
+        (
+            Emulator(l_from_rounded_p=True, block_n=16),
+            DEFAULT,
+            "l from the rounded P",
+            "Arithmetic(l_from_rounded_p=True)",
+        ),
         (
             Emulator(prescaled="q"),
             DEFAULT,
             "q multiplied by softmax_scale in float16 or eager attention",
+            "Arithmetic(prescaled='q') or Arithmetic(eager=True)",
         ),
-        (Emulator(), DEFAULT, None),
+        (Emulator(), DEFAULT, None, ""),
     ],
 )
-def test_the_tightest_declaration_that_explains_it_is_named(kernel, declared, said):
+def test_the_tightest_declaration_that_explains_it_is_named(kernel, declared, said, how):
     case = Case.parse("pass=bwd h=2/2 s=64x200 d=32 dtype=float16 scale=0.3 logits=4.0 seed=4")
     subject = Kernel(
         name="k",
@@ -53,7 +64,7 @@ def test_the_tightest_declaration_that_explains_it_is_named(kernel, declared, sa
     )
     trial = Trial(subject, case, Setup(), CpuBackend())
     assert bool(list(numerics.check(trial))) == (said is not None)
-    assert looser(trial) == (f"it would pass if {said} were declared" if said else "")
+    assert looser(trial) == (f"it would pass if {said} were declared: {how}" if said else "")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

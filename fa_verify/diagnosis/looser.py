@@ -45,13 +45,29 @@ def looser(trial: Trial, cause: str = "") -> str:
         return ""
     tried = [*_variants(trial.kernel.arithmetic, p.dtype, cause)]
     tried += _of_fp8(trial.kernel.arithmetic) if p.fp8 and not cause else []
+    declared = trial.kernel.arithmetic
     for text, arithmetic in tried:
-        if _explains(trial, parts, arithmetic):
-            eager = dataclasses.replace(trial.kernel.arithmetic, eager=True)
-            also = not cause and arithmetic.prescaled and not arithmetic.eager
-            other = " or eager attention" if also and _explains(trial, parts, eager) else ""
-            return f"it would pass if {text}{other} were declared"
+        if not _explains(trial, parts, arithmetic):
+            continue
+        found, how = text, _spelt(declared, arithmetic)
+        eager = dataclasses.replace(declared, eager=True)
+        also = not cause and arithmetic.prescaled and not arithmetic.eager
+        if also and _explains(trial, parts, eager):
+            found, how = f"{found} or eager attention", f"{how} or {_spelt(declared, eager)}"
+        return f"it would pass if {found} were declared: {how}"
     return ""
+
+
+def _spelt(declared: Arithmetic, arithmetic: Arithmetic) -> str:
+    """What there is to declare, without what it implies."""
+    names = (field.name for field in dataclasses.fields(Arithmetic))
+    changed = {n: getattr(arithmetic, n) for n in names}
+    changed = {n: value for n, value in changed.items() if value != getattr(declared, n)}
+    for name in tuple(changed):
+        fewer = {n: value for n, value in changed.items() if n != name}
+        if dataclasses.replace(declared, **fewer) == arithmetic:
+            changed = fewer
+    return f"Arithmetic({', '.join(f'{n}={value!r}' for n, value in changed.items())})"
 
 
 def _explains(trial: Trial, parts: dict[str, Comparison], arithmetic: Arithmetic) -> bool:

@@ -17,7 +17,7 @@ from fa_verify.ttir.numbers.floats import RAW, Array
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fa_verify.ttir.memory.known import Memory, Storage
+    from fa_verify.ttir.memory.known import Memory
     from fa_verify.ttir.sanitizer.regions import Map
     from fa_verify.ttir.sanitizer.tracking import Tracking
 
@@ -78,21 +78,20 @@ class Argument:
         known = memory.find(tensor)
         if known is not None and known.written is not None and self.size:
             known.refine(tensor.element_size())
-            cells = known.elements(detached)
-            if cells is not None and not cells.all():
-                self.shadow = self._shadow(known, tensor.element_size() // known.cell)
+            ratio = tensor.element_size() // known.cell
+            span = known.written[self.origin * ratio : (self.origin + self.size) * ratio]
+            own = span if self.runs is None else known.elements(detached)
+            if own is not None and not own.all():
+                self.shadow = self._shadow(span, ratio)
         # Keyed by identity; the values keep the keys' arrays alive.
         self._windows: dict[tuple[int, int], tuple[Array, Array]] = {}
         self._tracked: dict[int, tuple[Array, Array]] = {}
 
-    def _shadow(self, known: Storage, ratio: int) -> Array:
-        """Written-ness of the span, element by element."""
-        if known.written is None:
-            raise AssertionError(self.name)
-        cells = known.written[self.origin * ratio : (self.origin + self.size) * ratio]
+    def _shadow(self, span: Array, ratio: int) -> Array:
+        """Written-ness of the span, element by element, from that of `ratio` cells of each."""
         if ratio == 1:
-            return cells
-        self._cells = cells.reshape(-1, ratio)  # the same memory is also seen as smaller elements
+            return span
+        self._cells = span.reshape(-1, ratio)  # the same memory is also seen as smaller elements
         whole: Array = np.logical_and.reduce(self._cells, axis=1)
         return whole
 

@@ -179,6 +179,22 @@ def judged(usage, before=None, **limits):
     return [finding.text for finding in one.findings]
 
 
+@pytest.mark.parametrize(
+    ("kind", "words", "fails", "usage"),
+    [
+        ("layouts", "2 products", True, {"repeated": 2, "matrix": {"mma": 1}}),
+        ("operands", "2 registers", False, {"rewritten": 2, "matrix": {"wgmma": 1}}),
+        ("descriptors", "2 descriptors", False, {"lost": 2, "matrix": {"wgmma": 1}}),
+    ],
+)
+def test_a_fault_of_a_compiler_is_told(kind, words, fails, usage):
+    (one,) = findings.judge([build(Usage(registers=9, **usage))], findings.Limits())
+    (finding,) = one.findings
+    assert finding.kind == kind
+    assert words in finding.text
+    assert one.fails is fails
+
+
 GOOD = Usage(registers=100, shared=1000, matrix={"wgmma": 4}, dots={"f16": 1})
 
 

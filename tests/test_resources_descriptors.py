@@ -5,8 +5,6 @@ The listings are of kernels that Triton 3.6 compiled for sm_90, cut to the regis
 
 import pytest
 
-from fa_verify.resources import findings
-from fa_verify.resources.build import Build, Usage
 from fa_verify.resources.descriptors import disassembled, lost
 
 # 64 + 16 columns at fixed addresses: the copy's column and barrier are in UR10 and UR17. On an H200
@@ -75,16 +73,3 @@ def test_a_register_written_as_the_upper_half_of_a_pair_is_seen():
 
 def test_what_is_no_machine_code_has_no_descriptors():
     assert disassembled(b"") == ""
-
-
-def test_it_is_a_note():
-    case = "pass=fwd s=64x64 d=80 dtype=float16 seed=0"
-    made = Build(
-        kernel="k", target="k.py:k", function="f", location="k.py:1", chip="sm_90", config="",
-        index=0, form="", case=case, usage=Usage(registers=9, lost=2, matrix={"wgmma": 1}),
-    )  # fmt: skip
-    (judged,) = findings.judge([made], findings.Limits())
-    (finding,) = judged.findings
-    assert finding.kind == "descriptors"
-    assert "2 descriptors" in finding.text
-    assert not judged.fails

@@ -6,8 +6,6 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fa_verify.resources import findings
-from fa_verify.resources.build import Build, Usage
 from fa_verify.resources.layouts import repeated
 
 PRODUCT = """
@@ -70,16 +68,3 @@ def test_triton_makes_none_of_wider_tiles_or_types(columns, joined, mask):
     found = compiled(columns, joined=joined, mask=mask)
     assert "tt.dot " in found
     assert repeated(found) == 0
-
-
-def test_it_fails():
-    case = "pass=fwd s=64x64 d=80 dtype=float16 seed=0"
-    made = Build(
-        kernel="k", target="k.py:k", function="f", location="k.py:1", chip="sm_90", config="",
-        index=0, form="", case=case, usage=Usage(registers=9, repeated=2, matrix={"mma": 1}),
-    )  # fmt: skip
-    (judged,) = findings.judge([made], findings.Limits())
-    (finding,) = judged.findings
-    assert finding.kind == "layouts"
-    assert "2 products" in finding.text
-    assert judged.fails

@@ -6,8 +6,6 @@ question.
 
 import pytest
 
-from fa_verify.resources import findings
-from fa_verify.resources.build import Build, Usage
 from fa_verify.resources.operands import rewritten
 
 SCORES = """
@@ -51,16 +49,3 @@ def test_a_wait_for_all_but_later_groups_is_one():
     wait = "\twgmma.wait_group.sync.aligned 1;\n"
     other = "\twgmma.commit_group.sync.aligned;\n"
     assert rewritten(loop(wait, WEIGHTS, PRODUCT, other)) == 0
-
-
-def test_it_is_a_note():
-    case = "pass=fwd s=64x64 d=64 dtype=float16 seed=0"
-    made = Build(
-        kernel="k", target="k.py:k", function="f", location="k.py:1", chip="sm_90", config="",
-        index=0, form="", case=case, usage=Usage(registers=9, rewritten=2, matrix={"wgmma": 1}),
-    )  # fmt: skip
-    (judged,) = findings.judge([made], findings.Limits())
-    (finding,) = judged.findings
-    assert finding.kind == "operands"
-    assert "2 registers" in finding.text
-    assert not judged.fails

@@ -10,18 +10,18 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fa_verify.ttir.mutation import accesses, expressions, wholes
 from fa_verify.ttir.mutation.changes import Facts
+from fa_verify.ttir.mutation.modules import OfModules
 from fa_verify.ttir.mutation.surgery import Surgery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fa_verify.ttir.lowering.lower import Rule
     from fa_verify.ttir.mutation.changes import Change, Operator
-    from fa_verify.ttir.options import Edit, Grid, Parameters
+    from fa_verify.ttir.options import Edit
     from fa_verify.ttir.syntax.ir import Module, Op
 
 __all__ = ["OPERATORS", "Mutant", "changes"]
@@ -34,7 +34,7 @@ OPERATORS: tuple[Operator, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
+class Mutant(OfModules):
     """One change at one place.
 
     Attributes:
@@ -51,7 +51,6 @@ class Mutant:
     operator: str
     label: str
     operators: ClassVar[tuple[Operator, ...]] = OPERATORS
-    rules: ClassVar[dict[str, Rule]] = {}
 
     @property
     def id(self) -> str:
@@ -63,13 +62,6 @@ class Mutant:
     def edit(self, kernel: str) -> Edit | None:
         """As an `Alteration`: this mutant, for its own kernel."""
         return self if kernel == self.kernel else None
-
-    def launch(
-        self, kernel: str, grid: Grid, given: dict[str, Any], parameters: Parameters
-    ) -> tuple[Grid, dict[str, Any]]:
-        """As an `Alteration`: launches stay as they are."""
-        del kernel, parameters
-        return grid, given
 
     def __call__(self, module: Module) -> None:
         """Change a module."""

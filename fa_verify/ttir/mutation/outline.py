@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fa_verify.ttir.mutation.changes import Facts
+from fa_verify.ttir.mutation.modules import OfModules
 from fa_verify.ttir.mutation.surgery import number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from fa_verify.ttir.lowering.lower import Rule
-    from fa_verify.ttir.options import Edit, Grid, Parameters
+    from fa_verify.ttir.options import Edit
     from fa_verify.ttir.syntax.ir import Location, Module, Op, Value
 
 __all__ = ["Line", "Outline"]
@@ -54,15 +54,12 @@ class Line:
     line: int
 
 
-class Outline:
+class Outline(OfModules):
     """Notes the lines of the kernels that a run launches.
 
     Attributes:
         found: In the kernels' order.
-        rules: None: nothing is made up.
     """
-
-    rules: Mapping[str, Rule] = {}
 
     def __init__(self) -> None:
         """Note nothing yet."""
@@ -72,13 +69,6 @@ class Outline:
         """Look at each module."""
         del kernel
         return self
-
-    def launch(
-        self, kernel: str, grid: Grid, given: dict[str, Any], parameters: Parameters
-    ) -> tuple[Grid, dict[str, Any]]:
-        """Launches stay as they are."""
-        del kernel, parameters
-        return grid, given
 
     def __call__(self, module: Module) -> None:
         """Note what is there."""

@@ -5,33 +5,31 @@ What it asks takes seconds a mutant, too long for all of them: `proofs` are what
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from fa_verify.ttir.mutation.changes import Facts
+from fa_verify.ttir.mutation.modules import OfModules
 from fa_verify.ttir.mutation.mutants import changes
 from fa_verify.ttir.mutation.probes import paired
 from fa_verify.ttir.mutation.reach import comes_to_nothing
 from fa_verify.ttir.mutation.surgery import Surgery
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from fa_verify.ttir.lowering.lower import Rule
     from fa_verify.ttir.mutation.mutants import Mutant
-    from fa_verify.ttir.options import Edit, Grid, Parameters
+    from fa_verify.ttir.options import Edit
     from fa_verify.ttir.syntax.ir import Module
 
 __all__ = ["Prover"]
 
 
-class Prover:
+class Prover(OfModules):
     """Asks of each module that a run compiles.
 
     Attributes:
         proofs: What was found of each mutant, in each place that it changes; "": nothing.
     """
-
-    rules: ClassVar[Mapping[str, Rule]] = {}
 
     def __init__(self, wanted: Iterable[Mutant]) -> None:
         """Ask nothing yet."""
@@ -41,13 +39,6 @@ class Prover:
     def edit(self, kernel: str) -> Edit | None:
         """Look at the modules of functions that a mutant is of."""
         return self if any(mutant.kernel == kernel for mutant in self._wanted) else None
-
-    def launch(
-        self, kernel: str, grid: Grid, given: dict[str, Any], parameters: Parameters
-    ) -> tuple[Grid, dict[str, Any]]:
-        """Launches stay as they are."""
-        del kernel, parameters
-        return grid, given
 
     def __call__(self, module: Module) -> None:
         """Ask; the module stays as it is."""

@@ -10,6 +10,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.runtime import _allocation
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -351,6 +353,35 @@ def test_the_allocator_is_asked_before_each_launch(options):
     ctas = options.get("num_ctas", 1)
     assert asked == [(3 * ctas * 256, 128, 0), (ctas * 256, 128, 0)]
     assert not run.incidents
+
+
+@triton.jit
+def with_descriptors_in_a_loop(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    for i in range(n):
+        x = tl.make_tensor_descriptor(x_ptr + i * 256, [16, 16], [16, 1], [BLOCK, BLOCK])
+        y = tl.make_tensor_descriptor(y_ptr + i * 256, [16, 16], [16, 1], [BLOCK, BLOCK])
+        y.store([0, 0], x.load([0, 0]) * 2)
+
+
+def test_the_allocator_is_asked_for_what_triton_needs_on_the_chip():
+    types = {"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32", "BLOCK": "constexpr"}
+    aligned = {(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]]}
+    source = ASTSource(with_descriptors_in_a_loop, types, {(3,): 16}, aligned)
+    chip = GPUTarget("cuda", 90, 32)
+    needed = triton.compile(source, target=chip, options={"num_stages": 3}).metadata
+    asked = []
+
+    def allocate(size, *_):
+        asked.append(size)
+        return torch.empty(size, dtype=torch.int8)
+
+    x, y = torch.ones(3, 16, 16), torch.empty(3, 16, 16)
+    with ttir.execute():
+        triton.set_allocator(allocate)
+        with_descriptors_in_a_loop[(5,)](x, y, 3, 16, num_stages=3)
+    assert (y == 2).all()
+    assert asked == [5 * needed.global_scratch_size]
+    assert needed.global_scratch_size > 256  # pipelined: more than one of each
 
 
 def test_a_buffer_that_is_too_small_is_reported():

@@ -44,12 +44,25 @@ class Artefacts(compiler.AsmDict):  # type: ignore[misc]
     def __missing__(self, key: str) -> Any:
         """Go on compiling."""
         if key in _LATER:
-            self.update(_compile(self["ttir"], self._metadata, self._language))
+            self.update(_compile(self["ttir"], self._metadata, self._language, _LATER)[0])
             return self[key]
         return super().__missing__(key)
 
 
-def _compile(text: str, metadata: Any, language: Any) -> dict[str, Any]:
+def scratch_bytes(text: str, metadata: Any, language: Any) -> int | None:
+    """Global memory that a program needs for itself; None where Triton cannot go on that far."""
+    try:
+        _, fields = _compile(text, metadata, language, ("ttgir", "llir"))
+    except Exception:  # noqa: BLE001 - whatever its passes raise, the kernel runs here
+        return None
+    size: int | None = fields.get("global_scratch_size")
+    return size
+
+
+def _compile(
+    text: str, metadata: Any, language: Any, wanted: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The stages, and what they add to the metadata."""
     fields = metadata._asdict()
     backend = CUDABackend(fields["target"])
     stages: dict[str, Any] = {}
@@ -64,10 +77,10 @@ def _compile(text: str, metadata: Any, language: Any) -> dict[str, Any]:
         module = ir.parse_mlir_module(str(path), context)
     module.context = context
     made: dict[str, Any] = {}
-    for name in _LATER:
+    for name in wanted:
         module = stages[name](module, fields)
         made[name] = module if isinstance(module, bytes) else str(module)
-    return made
+    return made, fields
 
 
 def _hashable(value: Any) -> Any:

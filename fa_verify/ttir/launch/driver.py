@@ -11,8 +11,9 @@ from triton.backends.driver import DriverBase
 from triton.compiler.compiler import CompiledKernel
 
 from fa_verify.ttir.engine.program import TensorDescriptorArgument, edited, program_for
-from fa_verify.ttir.launch import hopper, scratch, session
+from fa_verify.ttir.launch import hopper, session
 from fa_verify.ttir.launch.hopper import PROPERTIES
+from fa_verify.ttir.launch.scratch import Scratch
 from fa_verify.ttir.sanitizer import births, claims, wraps
 from fa_verify.ttir.sanitizer.findings import Site
 from fa_verify.ttir.sanitizer.orders import Orders
@@ -86,7 +87,7 @@ class Launcher:
         self.signature = list(src.signature.items())
         self.line = fn.fn.__code__.co_firstlineno if fn is not None else 0
         self._text: tuple[bytes, str] = (b"", "")  # decoded, and so hashed, once
-        self._scratch = 0
+        self._scratch = Scratch("", metadata, None)
         arg_names = getattr(fn, "arg_names", [])
         constants = getattr(src, "constants", {})
         self.constants = {
@@ -104,7 +105,7 @@ class Launcher:
         run = session.current()
         if self._text[0] is not function:
             self._text = (function, function.decode())
-            self._scratch = scratch.descriptor_bytes(self._text[1])
+            self._scratch = Scratch(self._text[1], self.metadata, self.src.language)
         text = self._text[1]
         if grid_x > _MOST_PROGRAMS[0] or max(grid_y, grid_z) > _MOST_PROGRAMS[1]:
             # What a GPU's driver answers; CUDA C++ Programming Guide, "Technical Specifications".
@@ -114,8 +115,7 @@ class Launcher:
             )
             raise RuntimeError(msg)
         grid = grid_x, grid_y, grid_z
-        ctas, short = getattr(self.metadata, "num_ctas", 1), partial(self._report_scratch, run)
-        scratch.allocate(self._scratch, grid, ctas, short)
+        self._scratch.allocate(grid, partial(self._report_scratch, run))
         if enter is not None:
             enter(launch_metadata)
         step = partial(self._run, text, grid, args)

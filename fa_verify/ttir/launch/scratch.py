@@ -6,6 +6,7 @@ forgets `triton.set_allocator` is told so as CUDA's launcher tells it.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import torch
 from triton.runtime import _allocation
 
 from fa_verify.ttir.launch import hopper
+from fa_verify.ttir.launch.artefacts import scratch_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,33 +25,36 @@ _BYTES, _ALIGNMENT = 128, 128
 _FIRST = 9  # compute capability: older chips have no descriptors, Triton makes pointers of them
 
 
-def descriptor_bytes(text: str) -> int:
-    """The least that a program of this TTIR needs; descriptors in pipelined loops take more."""
-    return _BYTES * text.count(_MAKES)
+class Scratch:
+    """What a kernel needs for itself."""
 
+    def __init__(self, text: str, metadata: Any, language: Any) -> None:
+        """Look at its TTIR."""
+        self._needed = _MAKES in text
+        self._ctas = getattr(metadata, "num_ctas", 1)
+        self._least = _BYTES * text.count(_MAKES)
+        self._exact = functools.cache(functools.partial(scratch_bytes, text, metadata, language))
 
-def allocate(
-    size: int, grid: tuple[int, int, int], ctas: int, short: Callable[[str], None]
-) -> None:
-    """Ask for `size` bytes a program, as Triton's launcher does before each launch.
+    def allocate(self, grid: tuple[int, int, int], short: Callable[[str], None]) -> None:
+        """Ask for it, as Triton's launcher does before each launch.
 
-    Args:
-        size: See `descriptor_bytes`.
-        grid: Programs along each axis.
-        ctas: Of a program.
-        short: Is told of a buffer that is too small.
+        Args:
+            grid: Programs along each axis.
+            short: Is told of a buffer that is too small.
 
-    Raises:
-        RuntimeError: No allocator was set.
-        TypeError: The buffer is no buffer.
-    """
-    if size == 0 or hopper.capability()[0] < _FIRST:
-        return
-    asked = math.prod(grid) * ctas * size
-    buffer: Any = _allocation._allocator.get()(asked, _ALIGNMENT, 0)  # noqa: SLF001 - as CUDA's does
-    if not isinstance(buffer, int | None) and not hasattr(buffer, "data_ptr"):
-        msg = "Pointer argument must be either uint64 or have data_ptr method"
-        raise TypeError(msg)
-    room = buffer.numel() * buffer.element_size() if isinstance(buffer, torch.Tensor) else asked
-    if room < asked:
-        short(f"triton.set_allocator's function was asked for {asked} bytes and gave {room}")
+        Raises:
+            RuntimeError: No allocator was set.
+            TypeError: The buffer is no buffer.
+        """
+        if not self._needed or hopper.capability()[0] < _FIRST:
+            return
+        allocator: Any = _allocation._allocator.get()  # noqa: SLF001 - as CUDA's launcher does
+        unset = isinstance(allocator, _allocation.NullAllocator)
+        asked = math.prod(grid) * self._ctas * ((not unset and self._exact()) or self._least)
+        buffer: Any = allocator(asked, _ALIGNMENT, 0)
+        if not isinstance(buffer, int | None) and not hasattr(buffer, "data_ptr"):
+            msg = "Pointer argument must be either uint64 or have data_ptr method"
+            raise TypeError(msg)
+        room = buffer.numel() * buffer.element_size() if isinstance(buffer, torch.Tensor) else asked
+        if room < asked:
+            short(f"triton.set_allocator's function was asked for {asked} bytes and gave {room}")

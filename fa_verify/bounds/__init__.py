@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fa_verify.bounds.backward import backward_det, sure
 from fa_verify.bounds.bias import self_normalised
-from fa_verify.bounds.bounded import Bounded, rounded
+from fa_verify.bounds.bounded import Bounded, as_stored, rounded
 from fa_verify.bounds.delta import of_products
 from fa_verify.bounds.formats import FLOAT32, FORMATS
 from fa_verify.bounds.forward import Forward, forward_det
@@ -173,6 +173,9 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
     for other, of_other in others:
         union = union.joined(backward_det(other, of_other, rows))
 
+    pairs = [(union.dq, union.dq_bound), (union.dk, union.dk_bound), (union.dv, union.dv_bound)]
+    stored = dict(zip(("dq", "dk", "dv"), as_stored(model.out, pairs), strict=True))
+
     def bounded(name: Literal["dq", "dk", "dv"], shape: tuple[int, ...]) -> Bounded:
         bound = getattr(union, f"{name}_bound")
         refiner = None
@@ -187,6 +190,7 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
             shape=shape,
             refiner=refiner,
             terms=problem.seqlen_k if name == "dq" else problem.group * problem.seqlen_q,
+            stored=stored[name],
         )
 
     return (

@@ -12,7 +12,7 @@ from fa_verify.bounds.bias import allowance
 from fa_verify.bounds.formats import Cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from fa_verify.bounds.formats import Format
     from fa_verify.bounds.probabilistic import Refiner
 
-__all__ = ["Bounded", "rounded"]
+    Stored = tuple[Tensor, Tensor]
+
+__all__ = ["Bounded", "as_stored", "rounded"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,24 @@ class Bounded:
         return self.refiner.refined(self.det, (observed.double() - self.reference).abs())
 
 
+def as_stored(out: Format, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Stored]:
+    """Of some values and bounds the bounds once they are stored, and where that may overflow.
+
+    Several are looked at as one: on a card each operation costs a launch.
+    """
+    if len(pairs) == 1:
+        ((value, bound),) = pairs
+    else:
+        value, bound = (torch.cat([x.flatten() for x in some]) for some in zip(*pairs, strict=True))
+    reach = value.abs().add_(bound)
+    det = (bound + Cast(out).error_below(reach)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    overflow = reach >= out.overflow
+    if len(pairs) == 1:
+        return [(det, overflow)]
+    sizes = [x.numel() for x, _ in pairs]
+    return list(zip(torch.split(det, sizes), torch.split(overflow, sizes), strict=True))
+
+
 def rounded(
     *,
     name: str,
@@ -74,11 +94,21 @@ def rounded(
     shape: tuple[int, ...],
     refiner: Refiner | None = None,
     terms: int = 1,
+    stored: Stored | None = None,
 ) -> Bounded:
-    """Add the rounding to the output format, and mark where it may overflow; (B17)."""
-    reach = reference.abs() + bound
-    det = (bound + Cast(out).error_below(reach)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    overflow = reach >= out.overflow
+    """Add the rounding to the output format, and mark where it may overflow; (B17).
+
+    Args:
+        name: Of the tensor.
+        reference: Its exact value.
+        bound: How far from it a right kernel's may be before that rounding.
+        out: The format.
+        shape: The tensor's.
+        refiner: See `Bounded`; terms likewise.
+        terms: See `Bounded`.
+        stored: What `as_stored` found for it, if it was asked.
+    """
+    ((det, overflow),) = [stored] if stored else as_stored(out, [(reference, bound)])
     return Bounded(
         name=name,
         reference=reference.reshape(shape),

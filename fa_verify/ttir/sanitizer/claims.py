@@ -11,6 +11,7 @@ the claim is reported.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from fa_verify.ttir.engine.machine import Machine
     from fa_verify.ttir.engine.program import Program
     from fa_verify.ttir.memory.access import Update
-    from fa_verify.ttir.memory.argument import Argument
     from fa_verify.ttir.memory.cells import Access
     from fa_verify.ttir.memory.known import Memory
     from fa_verify.ttir.memory.values import Terms
@@ -61,12 +61,11 @@ class _Wide(Dry):
     def _pointer(self, access: Access, pointer: Pointer) -> Pointer:
         if not self._claims or pointer.which is not None:
             return pointer
-        arg, size = pointer.args[0], RAW[access.scalar].itemsize
-        offsets = total(pointer.terms)
+        offsets, size = total(pointer.terms), RAW[access.scalar].itemsize
         for axis in range(1, offsets.ndim):
             for length, steps in self._claims.values():
                 if _steps_as(offsets, axis, steps):
-                    offsets = _widened(offsets, axis, arg, size, length)
+                    offsets = _widened(offsets, axis, size, length)
                     break
         return Pointer(pointer.args, (offsets,))
 
@@ -105,19 +104,13 @@ def _steps_as(offsets: Array, axis: int, claimed: Array) -> bool:
     return fits and bool((steps == claimed[:, None]).all())
 
 
-def _widened(offsets: Array, axis: int, arg: Argument, size: int, length: int) -> Array:
-    """Where accesses go that are as wide as the claim and the alignment allow."""
+def _widened(offsets: Array, axis: int, size: int, length: int) -> Array:
+    """Where accesses go that are as wide as the claim allows; alignment is not asked about."""
     at = np.arange(offsets.shape[axis])
-    width = min(_WIDEST // size, length)
-    while width > 1:
-        first = np.take(offsets, at - at % width, axis)
-        aligned = ((arg.address - arg.key + first * size) % (width * size) == 0).all()
-        if at.size % width == 0 and aligned:
-            steps = (at % width).reshape([-1 if d == axis else 1 for d in range(first.ndim)])
-            wide: Array = first + steps
-            return wide
-        width //= 2
-    return offsets
+    width = math.gcd(at.size, 1 << min(_WIDEST // size, length).bit_length() - 1)
+    steps = (at % width).reshape([-1 if d == axis else 1 for d in range(offsets.ndim)])
+    wide: Array = np.take(offsets, at - at % width, axis) + steps
+    return wide
 
 
 def confirm(  # noqa: PLR0917

@@ -1,6 +1,7 @@
 """`fa-verify mutate`: what it kills, proves, shows, writes and returns."""
 
 import collections
+import dataclasses
 import json
 import os
 import subprocess
@@ -290,6 +291,20 @@ def test_a_mutant_that_takes_too_long_once_is_no_endless_loop(monkeypatch):
         kind="killed", check="timeout", message="the deadline passed"
     )
     assert asked == [1.0, 3.0, 1.0, 3.0]
+
+
+def test_what_waits_for_others_gives_a_mutant_no_more_time():
+    (kernel,) = loader.load(TARGET)
+
+    def slow(*arguments):
+        time.sleep(1.0)
+        return kernel.forward(*arguments)
+
+    case = Case.parse("pass=fwd s=9x9 d=8 dtype=float16 seed=1")
+    subject = Subject(dataclasses.replace(kernel, forward=slow), case, Setup(), 1 << 30)
+    subject.looked()
+    (part,) = subject.parts
+    assert 0 < part.spent < part.execution.seconds - 0.9
 
 
 def test_what_is_proven_is_proven_on_every_case_that_is_asked():

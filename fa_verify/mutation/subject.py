@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,6 +58,23 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+class _Base(Trial):
+    """A trial of the kernel as it is.
+
+    Attributes:
+        spent: Seconds of CPU time that its run took, which other processes do not lengthen.
+    """
+
+    spent = 0.0
+
+    @functools.cached_property
+    def execution(self) -> Execution:
+        begin = time.thread_time()
+        found = super().execution
+        self.spent = time.thread_time() - begin
+        return found
+
+
 class _Shared(Trial):
     """A trial of a mutant, which takes what it can from the trial of the kernel itself."""
 
@@ -97,15 +115,15 @@ class Subject:
         """Divide the case; nothing runs yet."""
         self._memory = memory
         backend = CpuBackend(seconds=_PATIENCE, memory_limit=memory)
-        self.whole = Trial(kernel, case, setup, backend)
-        self.parts: list[Trial] = [self.whole]
+        self.whole = _Base(kernel, case, setup, backend)
+        self.parts = [self.whole]
         if case.backward and callable(kernel.backward):
             kept = _Kept(kernel.forward)
             first = dataclasses.replace(kernel, forward=kept.remember)
             second = dataclasses.replace(kernel, forward=kept.recall)
             self.parts = [
-                Trial(first, dataclasses.replace(case, backward=False), setup, backend),
-                Trial(second, case, setup, backend),
+                _Base(first, dataclasses.replace(case, backward=False), setup, backend),
+                _Base(second, case, setup, backend),
             ]
 
     def failure(self) -> str:
@@ -166,15 +184,16 @@ class Subject:
             return fate
         return Fate(kind="same" if _same(trial.execution, self.whole.execution) else "within")
 
-    def _run(self, base: Trial, mutant: AnyMutant) -> _Shared:
+    def _run(self, base: _Base, mutant: AnyMutant) -> _Shared:
         """A trial of a mutant that has run; once more where it took too long."""
         trial = self._trial(base, mutant, 1.0)
         if trial.execution.error_kind == "timeout":
             trial = self._trial(base, mutant, _AGAIN)
         return trial
 
-    def _trial(self, base: Trial, mutant: AnyMutant, times: float) -> _Shared:
-        seconds = times * max(_LEAST, _SLOWER * base.execution.seconds)
+    def _trial(self, base: _Base, mutant: AnyMutant, times: float) -> _Shared:
+        base.execution  # noqa: B018 - for its time
+        seconds = times * max(_LEAST, _SLOWER * base.spent)
         if mutant.edit(mutant.kernel) is None:
             seconds += _COMPILING
         backend = CpuBackend(seconds=seconds, memory_limit=self._memory, alteration=mutant)

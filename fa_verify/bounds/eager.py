@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from fa_verify.bounds.formats import Cast
 from fa_verify.bounds.model import LARGEST, SLACK, Model
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from fa_verify.bounds.beside import Beside
 
-__all__ = ["counts", "limit", "of_casts", "of_logits", "of_products", "scores"]
+__all__ = ["counts", "limit", "of_ds", "of_logits", "of_products", "scores"]
 
 
 def limit(model: Model) -> float:
@@ -58,9 +60,22 @@ def of_products(model: Model, high: Tensor) -> Tensor:
     return SLACK * count * (out.unit_roundoff * high + Cast(out).tiny * model.kept)
 
 
-def of_casts(model: Model) -> int:
-    """How often dS is rounded: once made, by the scale, and three times by a softcap."""
-    return 2 + 3 * bool(model.problem.softcap) if model.arithmetic.eager else 1
+def of_ds(model: Model, cast: Cast, high: Tensor, size: Tensor, peak: Tensor) -> Tensor:
+    """Error of dS, which is rounded once made, by the scale, and three times by a softcap.
+
+    Args:
+        model: Coefficients.
+        cast: Of dS.
+        high: At least |dS|, with the scale.
+        size: Without it.
+        peak: Without softcap's slope either.
+    """
+    cap, count = model.problem.softcap or 1.0, 2 + 3 * bool(model.problem.softcap)
+    n = count * cast.unit
+    tiny = cast.tiny * max(1.0, model.scale) * max(1.0, 1 / cap)
+    error = high * (n / (1 - n)) + count * tiny
+    most = torch.maximum(torch.maximum(high, size), peak * max(1.0, cap))
+    return error.masked_fill_(most >= cast.format.overflow, torch.inf)
 
 
 def scores(model: Model) -> int:

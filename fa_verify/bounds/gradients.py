@@ -281,7 +281,7 @@ def _ds_cast(model: Model, cast: Cast, high: Tensor, scores: _Scores) -> Tensor:
     """Error of the cast of dS, before or after scaling or either, in scaled units; (B25)."""
     when, scale, unscaled = model.arithmetic.ds_scale, model.scale, scores.size
     if model.arithmetic.eager:
-        return _ds_casts(model, cast, high, scores)
+        return eager.of_ds(model, cast, high, unscaled, scores.logits.abs() + scores.off)
     if when == "before":
         error = cast.error_below(high)
     elif when == "after":
@@ -294,14 +294,3 @@ def _ds_cast(model: Model, cast: Cast, high: Tensor, scores: _Scores) -> Tensor:
             if not float(value.amax()) < cast.format.overflow:
                 error.masked_fill_(~(value < cast.format.overflow), torch.inf)
     return error
-
-
-def _ds_casts(model: Model, cast: Cast, high: Tensor, scores: _Scores) -> Tensor:
-    """The same where dS is rounded once made, by the scale and by each step of softcap; (B74)."""
-    cap, count = model.problem.softcap or 1.0, eager.of_casts(model)
-    n = count * cast.unit
-    tiny = cast.tiny * max(1.0, model.scale) * max(1.0, 1 / cap)
-    error = high * (n / (1 - n)) + count * tiny
-    peak = (scores.logits.abs() + scores.off) * max(1.0, cap)
-    over = torch.maximum(torch.maximum(high, scores.size), peak) >= cast.format.overflow
-    return error.masked_fill_(over, torch.inf)

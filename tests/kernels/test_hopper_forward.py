@@ -113,7 +113,6 @@ def test_each_configuration_passes_every_check(kernels, head_dim, case):
         assert record.configs == len(offered)  # of the kernel for Hopper
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton 3.9, of its own default
 @pytest.mark.parametrize("mask", ["causal", "causal.l100"])
 @pytest.mark.parametrize("head_dim", [64, 80, 96])
 def test_what_products_read_stays_while_they_run(kernels, head_dim, mask):

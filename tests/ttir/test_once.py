@@ -1,7 +1,7 @@
 """A kernel is compiled by one process; another waits for it, or goes on."""
 
-import multiprocessing
-import os
+import subprocess
+import sys
 
 import pytest
 from triton.runtime.jit import JITFunction
@@ -27,12 +27,14 @@ class _Kernel:
         return JITFunction._do_compile(self, key, "signature", 0)
 
 
-def _hold(path, ready, leave):
-    file = os.open(path, os.O_RDWR | os.O_CREAT)
-    once.fcntl.flock(file, once.fcntl.LOCK_EX)
-    ready.set()
-    leave.wait(60)
-    os._exit(0)  # as a process that is killed
+# Takes the lock of a file until it is killed.
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "r+")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
 
 
 def test_what_another_process_compiles_is_waited_for_or_left(compiling):
@@ -41,20 +43,17 @@ def test_what_another_process_compiles_is_waited_for_or_left(compiling):
     assert one.compile("fp16") == "fp16"
     assert compiled == [("fp16", ("signature", 0))]
     (lock,) = folder.iterdir()
-    context = multiprocessing.get_context("spawn")
-    ready, leave = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(lock, ready, leave))
-    process.start()
-    assert ready.wait(60)
-    with once.impatient():
-        with pytest.raises(once.Busy):
-            one.compile("fp16")
-        other.compile("fp16")  # another kernel, and another form of the same, are free
-        one.compile("bf16")
-    assert [key for key, _ in compiled] == ["fp16", "fp16", "bf16"]
-    leave.set()  # its death gives the lock back, to whoever waits
-    assert one.compile("fp16") == "fp16"
-    process.join()
+    command = [sys.executable, "-c", HOLD, str(lock)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with once.impatient():
+            with pytest.raises(once.Busy):
+                one.compile("fp16")
+            other.compile("fp16")  # another kernel, and another form of the same, are free
+            one.compile("bf16")
+        assert [key for key, _ in compiled] == ["fp16", "fp16", "bf16"]
+        process.kill()  # its death gives the lock back, to whoever waits
+        assert one.compile("fp16") == "fp16"
     assert len(compiled) == 4
 
 

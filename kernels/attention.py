@@ -231,12 +231,16 @@ def _seed(dropout_p, dropout_seed):
     return torch.tensor(seed, device="cpu")
 
 
+# Asked here: Dynamo of torch 2.11 cannot trace it.
+_AUTOCAST = tuple(
+    x for x in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(x)
+)
+
+
 def autocast(*tensors):  # noqa: ANN002
     """The tensors as autocast would hand them to PyTorch's own attention: float32 as its dtype."""
     device_type = tensors[0].device.type
-    if not torch.amp.is_autocast_available(device_type) or (
-        not torch.is_autocast_enabled(device_type)
-    ):
+    if device_type not in _AUTOCAST or not torch.is_autocast_enabled(device_type):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(x.to(dtype) if x.dtype == torch.float32 else x for x in tensors)

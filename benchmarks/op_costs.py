@@ -1,12 +1,12 @@
 """What each operation costs the executor in fp16 and bf16, as a multiple of its cost in fp32.
 
-    python benchmarks/op_costs.py [--limit 3]
+    python benchmarks/op_costs.py [--limit 3] [--programs 32] [--rounds 31]
 
 A kernel does the operation some times over; the same kernel without it is subtracted. In each of
 several rounds every type has its turn, and so has an fp32 addition: what costs fp32 less than that
 (negation, a bitcast) is compared with it. The lower quartile of all rounds counts, since whoever
 else uses the machine only adds to what a launch takes. Marks, and exits with 1 for, fp16 ratios
-above the limit.
+above the limit. With --programs 1 --rounds 301 what a call costs decides, not what elements do.
 """
 
 # ruff: noqa: ARG001 - every operation is called alike
@@ -22,10 +22,9 @@ import triton.language as tl
 
 from fa_verify import ttir
 
-ROWS, COLUMNS, PROGRAMS = tl.constexpr(64), tl.constexpr(128), 32
+ROWS, COLUMNS = tl.constexpr(64), tl.constexpr(128)
 TIMES = 16
 MOST = tl.constexpr(TIMES)
-ROUNDS = 31
 
 
 @triton.jit
@@ -278,13 +277,13 @@ CASES = {f.__name__: (repeat, f) for f in ELEMENTWISE} | {
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def seconds(kernel, operation):
+def seconds(kernel, operation, programs, rounds):
     """What TIMES operations take, beyond what everything around them takes.
 
     In each of TYPES; the last is an addition in fp32.
     """
     torch.manual_seed(0)
-    values = torch.randn(PROGRAMS * 64, 128)
+    values = torch.randn(programs * 64, 128)
     tensors = [
         (values.to(t), torch.full_like(values, 1.25, dtype=t), torch.zeros_like(values, dtype=t))
         for t in TYPES
@@ -292,12 +291,12 @@ def seconds(kernel, operation):
     runs = [(kernel, operation, x) for x in tensors] + [(repeat, add, tensors[0])]
     clocks = [([], []) for _ in runs]
     with ttir.execute():
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for (function, done, (x, w, y)), clock in zip(runs, clocks, strict=True):
                 for times, taken in zip((0, TIMES), clock, strict=True):
                     y.zero_()
                     began = time.process_time()
-                    function[PROGRAMS,](x, w, y, done, times)
+                    function[programs,](x, w, y, done, times)
                     taken.append(time.process_time() - began)
     without, whole = ([statistics.quantiles(c[i], n=4)[0] for c in clocks] for i in (0, 1))
     return [y - x for x, y in zip(without, whole, strict=True)]
@@ -307,6 +306,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=float, default=3.0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--programs", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=31)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'operation':20}{'fp32, ns an element':>20}{'fp16':>8}{'bf16':>8}")
@@ -314,11 +315,11 @@ def main():
     for name, (kernel, operation) in CASES.items():
         if arguments.only not in name:
             continue
-        base, *narrow, addition = seconds(kernel, operation)
+        base, *narrow, addition = seconds(kernel, operation, arguments.programs, arguments.rounds)
         ratios = [round(x / max(base, addition * (3 if name == "bits" else 1)), 1) for x in narrow]
         mark = "  <- above the limit" if ratios[0] > arguments.limit else ""
         slow += [name] * bool(mark)
-        elements = PROGRAMS * 64 * 128 * TIMES
+        elements = arguments.programs * 64 * 128 * TIMES
         print(
             f"{name:20}{base / elements * 1e9:>20.2f}"
             + "".join(f"{r:>8.1f}" for r in ratios)

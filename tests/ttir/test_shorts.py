@@ -79,6 +79,31 @@ def test_operations_round_once(scalar, name, seed, size, left, right, into):
     assert (got.view(np.int16) == want)[~nan].all()
 
 
+@scalars
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("into", [False, True])
+def test_a_single_number_meets_every_element(scalar, name, first, rank, wide, into):
+    function, plain = OPERATIONS[name]
+    for number in (1.0, -0.0, 3e-5, np.inf):
+        single = round_to(np.full((1,) * rank, number, np.float32), scalar)
+        tile = ALL.reshape(2, -1).copy().view(SHORT[scalar])
+        pair = (single, shorts.widen(tile)) if first else (shorts.widen(tile), single)
+        with np.errstate(all="ignore"):
+            want = encode(round_to(plain(*pair), scalar), scalar)
+        given_ = single if wide else encode(single, scalar).view(SHORT[scalar])
+        pair = (given_, tile) if first else (tile, given_)
+        out = tile if into and rank < 3 else None  # it has the result's shape
+        got = shorts.compute(function, *pair, scalar, out)
+        assert out is None or got is out
+        assert got.shape == want.shape
+        nan = np.isnan(decode(want, scalar))
+        assert (np.isnan(shorts.widen(got)) == nan).all()
+        assert (got.view(np.int16) == want)[~nan].all()
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 @given(seed=st.integers(0, 1 << 32), size=st.sampled_from([1, 64, 511]))
 def test_numpy_rounds_a_few_alike(name, seed, size):

@@ -56,7 +56,10 @@ def elementwise(op: Op, low: Lowering, function: Callable[..., Array]) -> Step:
         if env[a].size < _WORTHWHILE > env[b].size:
             env[result] = function(env[a], env[b])
             return
-        out = spare(env, last, np.broadcast(env[a], env[b]).shape) if last else None
+        shape = env[a].shape
+        if shape != env[b].shape:
+            shape = np.broadcast(env[a], env[b]).shape
+        out = spare(env, last, shape) if last else None
         env[result] = function(env[a], env[b], out=out)
 
     return step

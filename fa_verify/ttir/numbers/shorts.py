@@ -8,6 +8,7 @@ its dtype; bf16's takes part in no arithmetic of NumPy's.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,6 +85,18 @@ def as_array(x: torch.Tensor) -> Array:
     return x.view(torch.int16).numpy().view(SHORT[scalar])
 
 
+@lru_cache(maxsize=1024)
+def _number(raw: bytes, scalar: str) -> torch.Tensor:
+    """A single number, short or float32, as a tensor without dimensions."""
+    x = np.frombuffer(raw, SHORT[scalar] if len(raw) == 2 else np.float32)
+    return as_tensor(shorten(x, scalar)).reshape(())
+
+
+def _flat(x: Array) -> torch.Tensor:
+    """bf16 without gaps, as a tensor that is faster to make; all that it costs is the shape."""
+    return torch.frombuffer(x, dtype=torch.bfloat16)
+
+
 def compute(
     function: Callable[..., torch.Tensor], x: Array, y: Array, scalar: str, out: Array | None
 ) -> Array:
@@ -91,18 +104,26 @@ def compute(
 
     `out` is where it goes, if that is short itself.
     """
-    x, y = shorten(x, scalar), shorten(y, scalar)
-    shape = x.shape if x.shape == y.shape else np.broadcast(x, y).shape
+    a = b = None
+    if x.dtype is not y.dtype or x.shape != y.shape or not is_short(x):
+        if y.size == 1 < x.size and y.ndim <= x.ndim:
+            b = _number(y.tobytes(), scalar)
+            x = y = shorten(x, scalar)
+        elif x.size == 1 < y.size and x.ndim <= y.ndim:
+            a = _number(x.tobytes(), scalar)
+            x = y = shorten(y, scalar)
+        else:
+            x, y = shorten(x, scalar), shorten(y, scalar)
     if out is None or not is_short(out):
+        shape = x.shape if x.shape == y.shape else np.broadcast(x, y).shape
         full = x if x.shape == shape else y
         out = np.empty_like(full) if full.shape == shape else np.empty(shape, SHORT[scalar])
-    same = x.shape == y.shape == out.shape and x.size > 0
-    if same and scalar == "bf16" and x.flags.carray and y.flags.carray and out.flags.carray:
-        # Faster to make; all that it costs is the shape.
-        a, b, result = (torch.frombuffer(t, dtype=torch.bfloat16) for t in (x, y, out))
-    else:
-        a, b, result = as_tensor(x), as_tensor(y), as_tensor(out)
-    function(a, b, out=result)
+    same = scalar == "bf16" and x.shape == y.shape == out.shape and x.size > 0
+    dense = same and x.flags.carray and y.flags.carray and out.flags.carray
+    view = _flat if dense else as_tensor
+    a = view(x) if a is None else a
+    b = view(y) if b is None else b
+    function(a, b, out=a if out is x and a.ndim else view(out))
     return out
 
 

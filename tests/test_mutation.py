@@ -237,12 +237,31 @@ def test_the_case_that_brings_most_comes_next_and_plain_ones_have_their_turns():
     cases = [case for case, _ in choice.first(12)]
     assert len(set(map(str, cases))) == 12
     assert _is_plain(cases[0])
-    assert _is_plain(cases[6])
-    shared = set(traits(cases[0])) & set(traits(cases[6]))
-    alike = [case for case, _ in choice.alike([cases[0], cases[6]], 4)]
+    assert _is_plain(cases[4])
+    shared = set(traits(cases[0])) & set(traits(cases[4]))
+    alike = [case for case, _ in choice.alike([cases[0], cases[4]], 4)]
     assert alike
     assert not set(alike) & set(cases)
     assert all(shared <= set(traits(case)) for case in alike)
+
+
+@pytest.mark.parametrize(
+    ("line", "plain"),
+    [
+        ("pass=fwd s=64x64 d=64 dtype=float16 seed=1", True),
+        ("pass=fwd s=64x64 d=64 dtype=float16 mask=l5 sinks=1 seed=1", True),
+        ("pass=fwd s=64x64 d=64 dtype=float16 fp8=head seed=1", True),
+        ("pass=fwd h=2/2 s=64x64 d=64 dtype=float16 q=bhsd.at8 seed=1", True),
+        ("pass=fwd h=2/2 s=64x64 d=64 dtype=float16 fp8=head q=bhsd.at8 seed=1", False),
+        ("pass=fwd s=64x64 d=64 dtype=float16 fp8=block64 seed=1", False),
+        ("pass=fwd s=64x64 d=64 dtype=float16 scale=-0.1 seed=1", False),
+        ("pass=fwd s=64x64 d=64 dtype=float16 cap=5.0 seed=1", False),
+        ("pass=fwd s=64x64 d=40 dtype=float16 seed=1", False),
+        ("pass=fwd s=64x64 d=64 dtype=float32 seed=1", False),
+    ],
+)
+def test_plain_is_what_fast_paths_are_made_for(line: str, plain: bool) -> None:
+    assert _is_plain(Case.parse(line)) == plain
 
 
 def test_cases_are_kept_for_functions_that_few_run():

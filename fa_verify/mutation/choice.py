@@ -28,8 +28,8 @@ _CHEAP = 0.5  # of these, the cheapest share is chosen from
 _INT32 = 1 << 31  # elements that a 32-bit offset does not reach
 _BLOCK = 64  # queries and keys of a tile, about: what one query costs
 _USUAL = (64, 80, 96, 128, 256)  # head dims that models have
-_PLAIN = 6  # of so many cases, one is of these
-_HALF = 8  # elements of a 16-bit dtype in 16 bytes
+_PLAIN = 4  # of so many cases, one is of these
+_VECTOR = 16  # bytes that vector accesses and copy engines move at once
 _LARGEST_BLOCK = 128  # what more keys, or rows, than this are lie in several blocks
 _SMALLEST_BLOCK = 16
 _SIDE_BY_SIDE = 4  # heads whose blocks kernels interleave, as a rule
@@ -194,7 +194,7 @@ def traits(case: Case) -> Iterator[str]:
 def _paths(case: Case) -> Iterator[str]:
     """How tensors can be read, which chooses between paths of a kernel."""
     p = case.problem
-    wide = 4 if p.dtype == "float32" else _HALF  # elements in 16 bytes
+    wide = _wide(case)
     rows = f"in vectors of {wide}" if _vectors(case, wide) else "of single elements"
     columns = f"columns {_columns(p.head_dim, wide)} {rows}"
     yield columns
@@ -203,20 +203,28 @@ def _paths(case: Case) -> Iterator[str]:
     yield f"{rows} plain {_is_plain(case)} batch {p.batch > 1} bias {p.bias}"
     if _is_plain(case):
         yield f"plain {p.head_dim}"
+        yield f"plain {case.backward} group {p.group > 1} {p.heads_kv > 1} batch {p.batch > 1}"
 
 
 def _is_plain(case: Case) -> bool:
-    """Whether it is what fast paths of their own are made for."""
+    """Whether it is what fast paths are made for, which take windows and sinks as a rule."""
     p, mask = case.problem, case.problem.mask
-    further = p.terms or p.softcap or mask.documents or mask.pattern
+    further = set(p.terms) - {"sinks"} or p.softcap or mask.documents or mask.pattern
     return (
         not further
-        and mask.window_left is None
+        and p.scale > 0
         and p.dtype != "float32"
+        and not p.fp8.startswith("block")
         and p.head_dim == p.head_dim_v
         and p.head_dim in _USUAL
-        and _vectors(case, _HALF)
+        and _vectors(case, _wide(case))
     )
+
+
+def _wide(case: Case) -> int:
+    """Elements of q, k and v in a vector."""
+    p = case.problem
+    return _VECTOR // (1 if p.fp8 else 4 if p.dtype == "float32" else 2)
 
 
 def _columns(head_dim: int, wide: int) -> str:

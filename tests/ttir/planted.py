@@ -104,9 +104,16 @@ def backward(
     flat = head * n + key < heads * n
     if FAULT == "assume":
         tl.assume(start == 0)  # backward: assume
+    if FAULT == "max_contiguous":
+        swapped = column ^ column // 2 % 2 ^ column % 2 * 3  # backward: max_contiguous
+        column = tl.max_contiguous(swapped, D)
     k_at = k_ptr + head * kh + key[:, None] * kn + column[None, :]
     if FAULT == "flat-read":
         k = tl.load(k_at, mask=flat[:, None], other=0.0)  # backward: flat-read
+    elif FAULT == "descriptor":
+        base = k_ptr + head * kh + 1
+        rows = tl.make_tensor_descriptor(base, [n, D], [kn, 1], [BLOCK, D])  # backward: descriptor
+        k = rows.load([start, 0])
     else:
         k = tl.load(k_at, mask=within[:, None], other=0.0)
     if FAULT == "multiple_of":
@@ -119,6 +126,9 @@ def backward(
         do_at = do_ptr + head * oh + row[:, None] * on + column[None, :]
         if FAULT == "unmasked-read":
             do = tl.load(do_at)  # backward: unmasked-read
+        elif FAULT == "before-start":
+            do_at -= 2 * on
+            do = tl.load(do_at, mask=(row < n)[:, None], other=0.0)  # backward: before-start
         else:
             do = tl.load(do_at, mask=(row < n)[:, None], other=0.0)
         delta = tl.load(delta_ptr + head * n + row, mask=row < n, other=0.0)  # backward: delta
@@ -141,10 +151,21 @@ def backward(
         tl.store(dk_at, dk, mask=flat[:, None])  # backward: flat-write
     elif FAULT == "unmasked-write":
         tl.store(dk_at, dk)  # backward: unmasked-write
+    elif FAULT == "race-write":
+        tl.store(dk_at - head * dh, dk, mask=within[:, None])  # backward: race-write
+    elif FAULT == "unwritten-output":
+        tl.store(dk_at, dk, mask=within[:, None] & (column < D - 1)[None, :])
     else:
         tl.store(dk_at, dk, mask=within[:, None])
     if FAULT == "read-back":
         row = tl.load(dk_ptr + head * dh + start * dn + column)  # backward: read-back
         tl.store(count_ptr + 1 + head * D + column, row, mask=start + column < 0)
+    if FAULT == "race-read":
+        other = tl.load(dk_ptr + head * dh + (key + BLOCK) % n * dn)  # backward: race-read
+        tl.store(count_ptr + 1 + head * D + column, other, mask=key < 0)
+    if FAULT == "relaxed":
+        tl.atomic_add(count_ptr, 1.0, sem="relaxed")
+        count = tl.load(count_ptr)  # backward: relaxed
+        tl.store(count_ptr + 1 + head * D + start // BLOCK, count)
     if FAULT == "ticket":
         tl.store(count_ptr + 1 + head, tl.atomic_add(count_ptr, 1.0))  # backward: ticket

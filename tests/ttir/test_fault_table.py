@@ -35,14 +35,20 @@ FORWARD = (
 )
 BACKWARD = (
     ("unmasked-read", "out-of-bounds-read", "", (OWN, SLICES, PADDED)),
+    ("before-start", "out-of-bounds-read", "", (OWN, SLICES, PADDED)),
     ("unmasked-write", "out-of-bounds-write", "", (OWN, SLICES, PADDED)),
     ("flat-read", "neighbour-read", "", (OWN, SLICES)),
     ("flat-write", "race", "", (OWN, SLICES)),
     ("delta", "uninitialised-read", "", (OWN, SLICES, PADDED)),
+    ("race-write", "race", "", (OWN, SLICES, PADDED)),
+    ("race-read", "race", "", (OWN, SLICES, PADDED)),
+    ("relaxed", "race", "", (OWN, SLICES, PADDED)),
     ("race-update", "race", "race-update, write", (OWN, SLICES, PADDED)),
     ("overflow", "integer-overflow", "", (OWN, SLICES, PADDED)),
     ("assume", "false-hint", "", (OWN, SLICES, PADDED)),
     ("multiple_of", "false-hint", "", (OWN, SLICES, PADDED)),
+    ("max_contiguous", "false-hint", "", (OWN, SLICES, PADDED)),
+    ("descriptor", "descriptor-rule", "", (OWN, SLICES, PADDED)),
     ("nan-born", "nan-born", "", (OWN, SLICES, PADDED)),
     ("read-back", "read-back", "", (OWN, SLICES, PADDED)),
     ("ticket", "order-dependence", "", (OWN, SLICES, PADDED)),
@@ -157,10 +163,11 @@ def test_the_right_kernels_raise_no_alarm(place):
 
 
 @pytest.mark.parametrize("place", [OWN, SLICES, PADDED])
-def test_output_elements_that_nobody_wrote_are_known(place):
-    run, o = run_forward("unwritten-output", place)
+@pytest.mark.parametrize("launch", [run_forward, run_backward])
+def test_output_elements_that_nobody_wrote_are_known(place, launch):
+    run, output = launch("unwritten-output", place)
     assert run.incidents == []
-    holes = run.unwritten(o)
+    holes = run.unwritten(output)
     assert holes[..., D - 1].all()
     assert holes.sum() == HEADS * N
 

@@ -524,4 +524,49 @@ def test_asserts_become_incidents_and_prints_are_printed(capsys):
     assert [(i.kind, i.program_id, i.detail) for i in run.incidents] == [
         ("assertion-failed", (1, 0, 0), "must be positive")
     ]
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert capsys.readouterr().out == "".join(f"pid ({i}, 0, 0) x: {i}\n" for i in range(3))
+
+
+@triton.jit
+def printer(x_ptr, h_ptr, n, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.device_print("x", tl.load(x_ptr + i))
+    tl.device_print("half", tl.load(h_ptr + i) + 1.0)
+    tl.device_print("where", tl.program_id(0) * B + i, n)
+    tl.device_print("unsigned", n.to(tl.uint8))
+    tl.device_print("splat", tl.full((2, B), 3, tl.int32))
+    tl.device_print("bits", n, tl.load(h_ptr + i), hex=True)
+    tl.device_print("address", x_ptr + i, hex=True)
+    tl.device_print("nothing")
+
+
+def test_prints_show_values_as_memory_holds_them(capsys):
+    x, h = torch.tensor([0.5, -1.0]), torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
+    with ttir.execute() as run:
+        printer[(2,)](x, h, -3, 2)
+    assert run.incidents == []
+    addresses = " ".join(f"0x{x.data_ptr() + 4 * i:016x}" for i in range(2))
+    assert capsys.readouterr().out.splitlines() == [
+        f"pid ({pid}, 0, 0) {line}"
+        for line in (
+            "x: [ 0.5 -1. ]", "half: [ 2.5 -1. ]", "where: [{0} {1}] -3", "unsigned: 253",
+            "splat: [[3 3] [3 3]]", "bits: 0xfffffffd [0x3fc0 0xc000]", f"address: [{addresses}]",
+            "nothing",
+        )
+        for pid, line in enumerate([line.format(0, 1), line.format(2, 3)])
+    ]  # fmt: skip
+
+
+@triton.jit
+def looked_at_again(x_ptr, o_ptr, B: tl.constexpr):
+    i = tl.max_contiguous(tl.arange(0, B) ^ 1, B)
+    ticket = tl.atomic_add(o_ptr + B, 1.0)
+    tl.device_print("root of", tl.load(x_ptr + i))
+    tl.store(o_ptr + i, tl.sqrt(tl.load(x_ptr + i)) + ticket)
+
+
+def test_what_is_run_again_to_explain_a_finding_prints_once(capsys):
+    with ttir.execute() as run:
+        looked_at_again[(1,)](torch.tensor([-1.0, 4.0]), torch.zeros(3), 2)
+    assert {i.kind for i in (*run.incidents, *run.notes)} == {"false-hint", "nan-born"}
+    assert capsys.readouterr().out == "pid (0, 0, 0) root of: [ 4. -1.]\n"

@@ -160,11 +160,10 @@ class Program:
         dismantle(module)
 
     def _tickets(self, module: Module) -> Site | None:
-        """The first atomic whose result is used, unless running it twice would show."""
+        """The first atomic whose result is used."""
         ops = [op for function in module.functions.values() for op in function.walk()]
         used = [op for op in ops if op.name in _TICKETS and any(x.users for x in op.results)]
-        prints = any(op.name == "tt.print" for op in ops)
-        return self._site(used[0]) if used and not prints else None
+        return self._site(used[0]) if used else None
 
     def _place(self, location: Location) -> tuple[str, int]:
         file = location.file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -152,12 +153,13 @@ class Launcher:
                 looks = [wraps.confirm, claims.confirm]
                 if run.options.alteration is None:  # of a kernel that was altered, why is known
                     looks.insert(0, births.explain)
-                for look in looks:
-                    look(
-                        program, text, self.file, names, values, grid, run.options,
-                        run.memory, run.findings,
-                    )  # fmt: skip
-                orders.compare(launch, run.options, grid, run.findings)
+                with contextlib.redirect_stdout(None):  # what runs again has printed
+                    for look in looks:
+                        look(
+                            program, text, self.file, names, values, grid, run.options,
+                            run.memory, run.findings,
+                        )  # fmt: skip
+                    orders.compare(launch, run.options, grid, run.findings)
         run.record_launch(
             kernel=self.metadata.name, grid=grid, constants=self.constants,
             num_warps=self.metadata.num_warps, num_stages=self.metadata.num_stages,

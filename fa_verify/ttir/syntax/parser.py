@@ -171,6 +171,8 @@ class _Parser(Regions):
                         results += self.type_list()
                 elif kind in ("type", "word"):
                     op.types.append(parse_type(text))
+                elif kind == "ssa":  # tt.print "prefix" {attributes} : operands : types
+                    op.operands.append(self.lookup(text))
         return _implied(op) if results is None else results
 
     def constant(self, op: Op) -> list[Type]:

@@ -60,7 +60,7 @@ def test_hints_and_messages_change_no_number(capsys):
     x, o = torch.randn(N), torch.zeros(N)
     assert launch(hints, x, o, N, N, debug=True) == []
     assert torch.equal(o, x + torch.arange(N) // 16)
-    assert "n is" in capsys.readouterr().out
+    assert f"n is: {N}\n" in capsys.readouterr().out
     assert launch(hints, x, o, N - 1, N, debug=True) == [("assertion-failed", "within n")]
 
 

@@ -315,7 +315,7 @@ def _headline(outcomes: Sequence[Outcome], seconds: float, workers: int) -> str:
     return (
         f"{t.caught} of {t.defects} defects caught, in a median of {t.cases:g} cases and "
         f"{t.seconds:.1f} s; cause right {t.right}, wrong {t.wrong}, unknown {t.unknown}; "
-        f"line right {t.placed}, wrong {t.misplaced}; "
+        f"line right {t.placed}, wrong {t.misplaced}, where it shows {t.shown}; "
         f"{alarms} right kernels flagged ({seconds:.0f} s on {workers} workers)"
     )
 

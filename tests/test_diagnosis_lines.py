@@ -8,7 +8,7 @@ from fa_verify import loader
 from fa_verify.backends.base import Setup
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
-from fa_verify.checks import numerics
+from fa_verify.checks import memory, numerics
 from fa_verify.diagnosis import lines
 from fa_verify.diagnosis.repair import mend
 from fa_verify.trial import Trial
@@ -82,6 +82,36 @@ def test_without_an_edit_in_time_the_line_of_the_cause_is_said(planted):
     assert place([f"{cause}; {said}"], ["/a/described.py:1"], due)[1] == "right"
     right = [trial(held_out("described"), case.format(seed)) for seed in (0, 1)]
     assert mend(right, 0.0, cause) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "line"),
+    [
+        ("l-in-fp16 (float16)", "the denominator l is summed in float16 instead", "l = l.to("),
+        ("acc-rounded-each-block (float16)", "the accumulator acc is kept in float16", "acc.to("),
+        ("lse-without-log-l", "lse is the row maximum: log(l) is missing", "tl.store("),
+        (None, "the denominator l is summed in float16 instead", "l = l * rescale + tl.sum(p, 1)"),
+        (None, "the accumulator acc is kept in float16", "acc = tl.dot(p.to("),
+    ],
+)
+def test_of_what_is_kept_in_half_the_line_that_rounds_it_is_said(tmp_path, name, cause, line):
+    """Where none rounds it, the line that adds it up."""
+    target = f"{defects.KERNELS / 'launch.py'}:flash"
+    if name:
+        row = next(row for row in defects.rows() if row.name == name)
+        target = defects.planted([row], tmp_path)[row]
+    said = lines.said(*lines.suspected(trial(target, FORWARD), cause))
+    assert line in said
+    assert said.count(".py:") == 1
+
+
+def test_an_overflow_comes_before_the_accesses_that_it_leads_outside(tmp_path):
+    (row,) = (row for row in defects.rows() if row.name == "stride-overflow-cache")
+    target = defects.planted([row], tmp_path)[row]
+    case = "pass=fwd b=3 s=1x1 d=1 dtype=bfloat16 q=bhsd.b1073741824 seed=0"
+    first, *others = memory.check(trial(target, case))
+    assert first.title.startswith("integer-overflow")
+    assert any(other.title.startswith("out-of-bounds") for other in others)
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ def check(trial: Trial) -> Iterator[Failure]:
 
 
 def incidents(execution: Execution) -> Iterator[Failure]:
-    """One failure a kind, line and argument."""
+    """One failure a kind, line and argument; first an overflow, of which other faults follow."""
     seen: dict[tuple[str, str, int, str], Incident] = {}
     lanes: dict[tuple[str, str, int, str], int] = {}
-    for incident in execution.incidents:
+    for incident in sorted(execution.incidents, key=lambda x: x.kind != "integer-overflow"):
         key = (incident.kind, incident.file, incident.line, incident.argument)
         seen.setdefault(key, incident)
         lanes[key] = lanes.get(key, 0) + incident.count

@@ -39,26 +39,21 @@ def suspected(trial: Trial, cause: str) -> tuple[str, list[Line]]:
     first = cause.partition(OR)[0]
     if first.startswith(_UNKNOWN):
         return "", []
-    rule = next(
-        (
-            (found, text, look)
-            for pattern, text, look in _RULES
-            if (found := re.search(pattern, first))
-        ),
-        None,
-    )
-    if rule is None:
+    pattern = next((rule[0] for rule in _RULES if re.search(rule[0], first)), None)
+    if pattern is None:
         return "", []
     outline = Outline()
     backend = CpuBackend(seconds=_SECONDS, alteration=outline)
     run = Trial(trial.kernel, trial.case, trial.setup, backend, independent=False)
     run.execution  # noqa: B018 - it is run for what is noted
-    match, text, look = rule
-    lines = look(match, _concerned(first, list(outline.found)))
-    apart = {_statement(line.file, line.line): line for line in reversed(lines)}
-    if not 0 < len(apart) <= _MOST:
-        return "", []
-    return text.format(**match.groupdict()), list(reversed(apart.values()))
+    match, noted = re.search(pattern, first), _concerned(first, list(outline.found))
+    assert match is not None  # noqa: S101 - for mypy: it did match
+    for text, look in (rule[1:] for rule in _RULES if rule[0] == pattern):
+        lines = look(match, noted)
+        apart = {_statement(line.file, line.line): line for line in reversed(lines)}
+        if 0 < len(apart) <= _MOST:
+            return text.format(**match.groupdict()), list(reversed(apart.values()))
+    return "", []
 
 
 def said(text: str, lines: Sequence[Line]) -> str:
@@ -126,7 +121,9 @@ def _all(match: re.Match[str], lines: list[Line], kind: str, names: str = "") ->
 
 _Look = Callable[[re.Match[str], list[Line]], list[Line]]
 _on, _base = (functools.partial(_moved, kind=kind) for kind in ("advance", "base"))
-_RULES: tuple[tuple[str, str, _Look], ...] = (  # what a cause says, what is computed then, where
+_KEPT_L, _KEPT_ACC = r"denominator l is summed in b?float16", r"accumulator acc"
+# What a cause says, what is computed then, where; of one cause's the first that is found counts.
+_RULES: tuple[tuple[str, str, _Look], ...] = (
     (r"the pointer to (?P<name>[qkv]) advances", "the pointer to {name} is moved on", _on),
     *(
         (pattern, "the address of {name} is computed", look)
@@ -154,8 +151,12 @@ _RULES: tuple[tuple[str, str, _Look], ...] = (  # what a cause says, what is com
             (r"ALiBi", "the slopes are used", "use", r"slope|alibi"),
             (r"\bsink is (?:taken|scaled|missing)", "the sink is used", "use", "sink"),
             (r"\bbias\b", "the bias is used", "use", "bias"),
+            (_KEPT_L, "it is rounded", "narrowed", "rows"),
+            (_KEPT_L, "l is summed", "sum", ""),
             (r"\b(?:denominator|from) l\b", "l is summed", "sum", ""),
-            (r"\b(?:from|to) acc\b|accumulator acc", "acc is added up", "product", ""),
+            (_KEPT_ACC, "it is rounded", "narrowed", "tile"),
+            (_KEPT_ACC, "acc is added up", "product", ""),
+            (r"\b(?:from|to) acc\b", "acc is added up", "product", ""),
             (r"softmax_scale|log2\(e\)|the scale is 1", "the scale is used", "use", "scale"),
             (r"mask|causal|window|diagonal", "row and key are compared", "comparison", ""),
         )

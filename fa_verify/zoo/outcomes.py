@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Totals", "named", "place", "totals"]
 
-RIGHT, WRONG, UNKNOWN = "right", "wrong", "unknown"
+RIGHT, WRONG, UNKNOWN, SHOWN = "right", "wrong", "unknown", "shown"
 _UNEXPLAINED = "no known defect explains"
 _OR = "; or "  # before alternatives
 _MENDED = re.compile(
@@ -35,7 +35,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         diagnosis: What was said of it; cause: whether that names the cause: "right", "wrong",
             "unknown", or "" where nothing was caught or there was no time to ask.
         line: What line was named, "file.py:7"; place: whether that is the defect's: "right",
-            "wrong", or "" where none was named or the defect is in no kernel.
+            "wrong"; "shown" where the defect shows there and is elsewhere; or "" where none was
+            named or the defect is in no kernel.
         harness: Cases on which the harness itself broke.
         others: Which other oracles flag the defect on the same cases.
     """
@@ -98,8 +99,9 @@ def place(
 ) -> tuple[str, str]:
     """The line that failures name, and whether it is one of the defect's.
 
-    An edit that mends the kernel goes first, then where it computes what the cause speaks of, then
-    the line of a failure itself.
+    An edit that mends the kernel goes first, then where it computes what the cause speaks of. The
+    line of a failure itself, where memory was touched or a NaN was born, is right if the defect is
+    there; elsewhere it is where the defect shows, and nothing was said of where it is.
 
     Args:
         diagnoses: Of the failures.
@@ -108,19 +110,19 @@ def place(
 
     >>> place(["the mask; k.py:7 `x`: once a < b is a <= b, all pass"], ["/a/k.py:9"], ["k.py:7"])
     ('k.py:7', 'right')
+    >>> place(["an index is wrong"], ["/a/k.py:9"], ["k.py:7"])
+    ('k.py:9', 'shown')
     """
     mended, computed = (
         [found[1] for text in diagnoses if (found := pattern.search(text))]
         for pattern in (_MENDED, _COMPUTED)
     )
-    named = [
-        *mended,
-        *computed,
-        *(location.rpartition("/")[2] for location in locations if location),
-    ]
-    if not named or not lines:
-        return "".join(named[:1]), ""
-    return named[0], RIGHT if named[0] in lines else WRONG
+    named = [*mended, *computed]
+    shown = [location.rpartition("/")[2] for location in locations if location]
+    line = "".join((named or shown)[:1])
+    if not line or not lines:
+        return line, ""
+    return line, RIGHT if line in lines else WRONG if named else SHOWN
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +132,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
         defects: How many; caught: how many of them.
         cases, seconds: Medians until caught.
         right, wrong, unknown: Diagnoses of those caught.
-        placed: Whose line was named rightly; misplaced: whose line was named wrongly.
+        placed: Whose line was named rightly; misplaced: whose line was named wrongly; shown: for
+            which only the line was known where the defect shows.
     """
 
     defects: int
@@ -142,6 +145,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     unknown: int
     placed: int = 0
     misplaced: int = 0
+    shown: int = 0
 
 
 def totals(outcomes: Sequence[Outcome]) -> Totals:
@@ -158,4 +162,5 @@ def totals(outcomes: Sequence[Outcome]) -> Totals:
         unknown=causes.count(UNKNOWN),
         placed=sum(outcome.place == RIGHT for outcome in caught),
         misplaced=sum(outcome.place == WRONG for outcome in caught),
+        shown=sum(outcome.place == SHOWN for outcome in caught),
     )

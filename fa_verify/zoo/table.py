@@ -80,6 +80,7 @@ def _totals(planted: Sequence[Outcome]) -> str:
         "unknown",
         "line named",
         "wrong line",
+        "where it shows",
     )
     return _grid(head, (_total(name, totals(group)) for name, group in groups.items() if group))
 
@@ -99,6 +100,7 @@ def _total(name: str, t: Totals) -> tuple[str, ...]:
         str(t.unknown),
         str(t.placed),
         str(t.misplaced),
+        str(t.shown),
     )
 
 

@@ -40,8 +40,9 @@ class Line:
             number that is an argument, or with what was loaded through one. "stored": what is
             stored through an argument is computed. "comparison": of two axes of a tile. "begin",
             "end": of a loop. "sum": of the rows of a tile, in a loop. "product": a dot that is
-            added to what was accumulated.
-        name: The argument; "" where there is none.
+            added to what was accumulated. "narrowed": float32 is rounded to a narrower format, and
+            read as float32 again, in a loop.
+        name: The argument, or of what is narrowed "tile" or "rows"; "" where there is none.
         kernel: The function; writes: the arguments that it stores to.
         file, line: Where; a helper's line that several arguments go through gives way to its call.
     """
@@ -110,12 +111,8 @@ def _purposes(op: Op, facts: Facts) -> Iterator[tuple[str, str, Location]]:
         tile = len(op.results[0].type.shape) == _MATRIX
         if tile and not any(map(_one_number, op.operands)):
             yield "comparison", "", op.location
-    elif op.name == "tt.reduce":
-        adds = any(inner.name == "arith.addf" for inner in op.walk())
-        if adds and _in_a_loop(op, facts):
-            yield "sum", "", op.location
-    elif op.name == "tt.dot" and number(op.operands[2]) is None:
-        yield "product", "", op.location
+    elif op.name in ("tt.reduce", "tt.dot", "arith.extf"):
+        yield from _of_accumulation(op, facts)
     elif op.results and op.results[0].type.is_float and op.name.startswith(("arith.", "math.")):
         for operand in op.operands:
             source = _source(operand)
@@ -123,6 +120,19 @@ def _purposes(op: Op, facts: Facts) -> Iterator[tuple[str, str, Location]]:
                 yield "use", facts.arguments[source], op.location
             elif source.producer is not None and source.producer.name == "tt.load":
                 yield "use", facts.argument(source.producer.operands[0]), op.location
+
+
+def _of_accumulation(op: Op, facts: Facts) -> Iterator[tuple[str, str, Location]]:
+    if op.name == "tt.dot":
+        if number(op.operands[2]) is None:
+            yield "product", "", op.location
+    elif not _in_a_loop(op, facts):
+        return
+    elif op.name == "tt.reduce" and any(inner.name == "arith.addf" for inner in op.walk()):
+        yield "sum", "", op.location
+    elif (rounds := op.operands[0].producer) is not None and rounds.name == "arith.truncf":
+        tile = len(op.results[0].type.shape) == _MATRIX
+        yield "narrowed", "tile" if tile else "rows", rounds.location
 
 
 def _of_access(op: Op, facts: Facts) -> Iterator[tuple[str, str, Location]]:
@@ -135,8 +145,8 @@ def _of_access(op: Op, facts: Facts) -> Iterator[tuple[str, str, Location]]:
             yield "index", name, inner.location
     if op.name in _STORES and len(op.operands) > 1:
         stored = _maker(op.operands[1])
-        if stored is not None:
-            yield "stored", name, stored.location
+        if stored is not None:  # a loop computes all that it hands on
+            yield "stored", name, (op if stored.regions else stored).location
 
 
 def _of_loop(loop: Op) -> Iterator[tuple[str, str, Location]]:

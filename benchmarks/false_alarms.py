@@ -58,7 +58,16 @@ ON_THE_CPU = {
     "emulators": (
         *(
             f"{HERE}/{name}.py"
-            for name in ("emulated", "varied", "algorithms", "parts", "gradients", "eager", "fp8")
+            for name in (
+                "emulated",
+                "varied",
+                "algorithms",
+                "parts",
+                "gradients",
+                "halves",
+                "eager",
+                "fp8",
+            )
         ),
         *(
             f"{HERE}/sdpa.py:sdpa_{name}"

@@ -14,7 +14,7 @@ from fa_verify.errors import InvalidInputError
 
 __all__ = ["DEFAULT", "Arithmetic"]
 
-Format = Literal["input", "float16", "bfloat16", "float32", "float8_e4m3fn"]
+Format = Literal["input", "float16", "bfloat16", "float32", "float8_e4m3fn", "int8"]
 _NAMES: dict[str, tuple[object, ...]] = {
     "p_dtype": get_args(Format),
     "ds_dtype": get_args(Format),
@@ -23,7 +23,9 @@ _NAMES: dict[str, tuple[object, ...]] = {
     "part_dtype": ("float32", "input"),
     "gqa_dtype": ("float32", "input"),
     "gradient_dtype": ("float32", "input"),
-    "accumulator": ("float32",),
+    "half_dots": ("qk", "pv", "all", None),
+    "lse_dtype": ("float32", "input"),
+    "bias_dtype": ("float32", "input"),
 }
 
 
@@ -32,7 +34,8 @@ class Arithmetic:
     """Rounding points of one kernel.
 
     Attributes:
-        p_dtype: Format that P is rounded to before P V; "input" is the dtype of q, k, v.
+        p_dtype: Format that P is rounded to before P V; "input" is the dtype of q, k, v. "int8":
+            to whole numbers, with p_scale=127 as a rule.
         p_scale: What P is multiplied by for that, and the sum divided by (256 uses more of e4m3).
             Below 1: what P is relative to may be that much above the maximum.
         p_normalised: Whether P is divided by the denominator before that, as a softmax's result is.
@@ -46,7 +49,8 @@ class Arithmetic:
             hidden key may count once its logit passes a quarter of that.
         exp2_ulps: Error of exp2 in units of 2^-24 relative (5: PTX's ex2.approx, 2 ulp).
         block_n: Keys a block, if declared; None is taken as 16, the smallest.
-        accumulator: Format of the dot accumulators.
+        half_dots: Which dots are summed in float16, as with tl.dot(..., out_dtype=tl.float16):
+            q k^T, P V, or all of both passes; None: none, they are summed in float32.
         dq_atomics: Whether dQ is summed by atomic_add (in float32).
         delta_from_stored_o: delta = sum(do * o) from the o in memory; False: from an unrounded o.
         delta_from_p_dp: delta = sum(P * dP), as in the gradient of a softmax; from no o then.
@@ -54,14 +58,17 @@ class Arithmetic:
             FFMA and the matrix units of Hopper and Blackwell, 1.4 Ampere's, 3 Volta's.
         fp8_dot_ulps: The same of a dot of fp8 operands: 2176 covers Hopper, whose sums keep 13
             fraction bits. 1 where they are converted to fp16 or bf16 before.
-        fp8_promoted: Products after which a sum of P V, of fp8 operands, is added to one in
-            float32; None: never.
+        promoted: Products after which a sum in float16, or of P V of fp8 operands, is added to one
+            in float32 (the keys of a block, of a product of its own); None: never.
         dequantized: Format that fp8 operands are rounded to once they are multiplied by their
             scales, before the dots; None: the dots read them as they are stored.
         merged_by_lse: Whether keys are split between programs whose o are merged with the weights
             exp(lse of a part - lse of all), both rounded to float32 (split-KV decoding).
         alibi_by_key: Whether ALiBi is slope * key for keys up to the diagonal, and lse is corrected
-            by slope * diagonal afterwards (flash-attn under a causal mask).
+            by slope * diagonal afterwards (flash-attn under a causal mask); a sink has that added.
+        bias_dtype: What a bias times log2(e) is rounded to before it is added: "input" where both
+            are in the dtype of the bias.
+        lse_dtype: Format of lse as it is stored.
         merges: How many such merges follow one another (devices of a ring less 1); parts that are
             merged at once, or in a tree by their maxima and denominators, count as one.
         merged_by_sigmoid: Whether they are merged as o - sigmoid(lse_i - lse) (o - o_i).
@@ -89,13 +96,13 @@ class Arithmetic:
     masked_logit: float = -math.inf
     exp2_ulps: float = 5.0
     block_n: int | None = None
-    accumulator: Literal["float32"] = "float32"
+    half_dots: Literal["qk", "pv", "all"] | None = None
     dq_atomics: bool = False
     delta_from_stored_o: bool = True
     delta_from_p_dp: bool = False
     dot_ulps: float = 1.0
     fp8_dot_ulps: float = 2176.0
-    fp8_promoted: int | None = None
+    promoted: int | None = None
     dequantized: Literal["bfloat16"] | None = None
     merged_by_lse: bool = False
     merges: int = 1
@@ -105,6 +112,8 @@ class Arithmetic:
     gradient_dtype: Literal["float32", "input"] = "float32"
     eager: bool = False
     alibi_by_key: bool = False
+    bias_dtype: Literal["float32", "input"] = "float32"
+    lse_dtype: Literal["float32", "input"] = "float32"
     tanh_ulps: float = 20.0
 
     def __post_init__(self) -> None:
@@ -121,7 +130,7 @@ class Arithmetic:
         if not (isinstance(self.p_scale, int | float) and 2.0**-60 <= self.p_scale <= 2.0**60):
             msg = f"p_scale={self.p_scale!r}: must be a number from 2^-60 to 2^60"
             raise InvalidInputError(msg)
-        for name in ("block_n", "fp8_promoted", "merges"):
+        for name in ("block_n", "promoted", "merges"):
             value = getattr(self, name)
             absent = value is None and name != "merges"
             if not (absent or (isinstance(value, int) and value > 0)):

@@ -173,7 +173,7 @@ def declared(kernel):
         p_dtype="bfloat16" if kernel.p == "bf16" else "input",
         p_scale=kernel.p_scale,
         l_from_rounded_p=kernel.l_rounded,
-        fp8_promoted=None if kernel.chain else kernel.block_n,
+        promoted=None if kernel.chain else kernel.block_n,
         dequantized="bfloat16" if kernel.dequantized else None,
     )
 

@@ -107,7 +107,7 @@ def test_any_container_of_head_dims_will_do():
         ({"p_dtype": "fp16"}, "p_dtype='fp16': must be one of input, float16"),
         ({"ds_scale": True}, "ds_scale=True: must be one of before, after, None"),
         ({"prescaled": "v"}, "prescaled='v': must be one of q, k, qk, None"),
-        ({"accumulator": "float16"}, "accumulator='float16': must be one of float32"),
+        ({"half_dots": "o"}, "half_dots='o': must be one of qk, pv, all, None"),
         ({"exp2_ulps": float("inf")}, "exp2_ulps=inf: must be a finite number"),
         ({"dot_ulps": "2"}, "dot_ulps='2': must be a finite number"),
         ({"tanh_ulps": -1}, "tanh_ulps=-1: must be a finite number, at least 0"),

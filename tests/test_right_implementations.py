@@ -20,6 +20,7 @@ CASES = {
     "varied.py": f"h=2/1 s=33x50 d=8 dtype=bfloat16 mask=causal.docs20x30-0x4-13x16 cap=5.0 {ALL}",
     "algorithms.py": f"h=2/1 s=33x50 d=8 dtype=float32 mask=causal cap=5.0 {ALL}",
     "gradients.py": f"b=2 h=4/2 s=20x35 d=16 dtype=bfloat16 mask=causal {ALL}",
+    "halves.py": f"b=2 h=4/2 s=20x35 d=16 dtype=float16 mask=causal {ALL}",
     "parts.py": f"h=2/1 s=33x50 d=8 dtype=float32 mask=causal cap=5.0 {ALL}",
     "eager.py": "b=2 h=4/2 s=20x35 d=16 dtype=bfloat16 mask=causal",
     "fp8.py": "h=4/2 s=20x90 d=48 dtype=bfloat16 fp8=block32 mask=causal cap=5.0",

@@ -212,15 +212,21 @@ class _Double(Algorithm):
 
 @dataclasses.dataclass(frozen=True)
 class _ByKey(Algorithm):
-    """ALiBi is slope times key under a causal mask, and lse corrected, as flash-attn has it."""
+    """ALiBi is slope times key under a causal mask, and lse corrected, as flash-attn has it.
+
+    Sinks are moved along with the logits of their row.
+    """
+
+    moved: torch.Tensor | None = dataclasses.field(default=None, compare=False)
 
     def _beside(self, problem, terms):
         found = super()._beside(problem, terms)
         if found.alibi is None or not problem.mask.causal:
             return found
-        slopes = self._by_row(problem, terms)[0]
+        slopes, moved = self._by_row(problem, terms)
         keys = torch.arange(problem.seqlen_k, dtype=torch.float32)
-        return dataclasses.replace(found, alibi=-slopes * keys)
+        sink = None if found.sink is None else found.sink + moved
+        return dataclasses.replace(found, alibi=-slopes * keys, sink=sink)
 
     def _by_row(self, problem, terms):
         """Slopes and slopes times the diagonal, of each row."""
@@ -233,16 +239,26 @@ class _ByKey(Algorithm):
 
     def forward(self, problem, q, k, v, terms):
         o, lse = super().forward(problem, q, k, v, terms)
-        return o, self._moved(problem, terms, lse, -1)
+        if terms.slopes is None or not problem.mask.causal:
+            return o, lse
+        return o, lse - self._by_row(problem, terms)[1].reshape(lse.shape)
 
     def backward(self, problem, q, k, v, o, lse, do, terms):
-        lse = self._moved(problem, terms, lse, 1)
-        return super().backward(problem, q, k, v, o, lse, do, terms)
+        moved = None
+        if terms.slopes is not None and problem.mask.causal:
+            moved = self._by_row(problem, terms)[1]
+        inner = dataclasses.replace(self, moved=moved)
+        return super(_ByKey, inner).backward(problem, q, k, v, o, lse, do, terms)
 
-    def _moved(self, problem, terms, lse, sign):
-        if terms.slopes is None or not problem.mask.causal:
-            return lse
-        return lse + sign * self._by_row(problem, terms)[1].reshape(lse.shape)
+    def _weights(self, s, lse, sink):
+        return super()._weights(s, lse if self.moved is None else lse + self.moved, sink)
+
+    def _sink_gradient(self, problem, sinks, lse, delta, bare):
+        if self.moved is None:
+            return super()._sink_gradient(problem, sinks, lse, delta, bare)
+        moved = self.moved.reshape(lse.shape)
+        p = self._exp2((sinks[:, None] + moved - zeroed(lse + moved)) * LOG2E)
+        return -(p * delta.reshape(lse.shape)).sum((0, 2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +287,7 @@ lifted = kernel("lifted", _Above(by=-8 * math.log(2)), Arithmetic(p_scale=256.0)
 two_passes = kernel("two_passes", _TwoPasses(block_n=32))
 normalised = kernel("normalised", _Normalised(), Arithmetic(p_normalised=True))
 tree = kernel("tree", _Tree(block_n=16, tf32="even"))
-by_key = kernel("by_key", _ByKey(), Arithmetic(alibi_by_key=True), sinks=False)
+by_key = kernel("by_key", _ByKey(), Arithmetic(alibi_by_key=True))
 double = kernel("double", _Double())
 two_accumulators = kernel("two_accumulators", _TwoAccumulators(block_n=64))
 powers_of_two = kernel("powers_of_two", _PowersOfTwo(block_n=48), Arithmetic(p_scale=0.5))

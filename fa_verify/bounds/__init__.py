@@ -102,10 +102,12 @@ def bound_forward(
     if problem.dot_precision != "tf32":
         source = Source(model, given, forward_reach(model, given), exact.o_bound, exact.tile)
         refiner = refiner_of_o(source, d)
+    lse_bound, overflow = _stored_lse(model, exact)
     lse = Bounded(
         name="lse",
         reference=exact.lse.reshape(problem.shape_lse),
-        det=exact.lse_bound.reshape(problem.shape_lse),
+        det=lse_bound.reshape(problem.shape_lse),
+        overflow_ok=None if overflow is None else overflow.reshape(problem.shape_lse),
         bias=functools.partial(lse_allowance, model, given) if rounds_to_nearest(model) else None,
         terms=max(1, problem.seqlen_k),
     )
@@ -160,9 +162,9 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
     seen_lse = None if lse is None else Seen(by_kv_head(problem, lse), None)
     if seen_o is None or seen_lse is None:
         of_forward = known or variants(problem, arithmetic, q, k, v, terms=terms)
-        _, _, exact = _forward(of_forward)
+        model, _, exact = _forward(of_forward)
         seen_o = seen_o or Seen(exact.o, exact.o_bound)
-        seen_lse = seen_lse or Seen(exact.lse, exact.lse_bound)
+        seen_lse = seen_lse or Seen(exact.lse, _stored_lse(model, exact)[0])
     every = known or tuple(variants(problem, arithmetic, q, k, v, do, terms=terms))
     if arithmetic.delta_from_p_dp:
         seen_o = of_products(every, seen_lse)
@@ -197,11 +199,20 @@ def bound_backward(  # noqa: PLR0917 -- the operands of attention, in their usua
         bounded("dq", problem.shape_q),
         bounded("dk", problem.shape_k),
         bounded("dv", problem.shape_v),
-        *_further(model, rows, union, terms),
+        *_further(model, given, rows, union),
     )
 
 
-def _further(model: Model, rows: Rows, found: Backward, terms: Terms) -> Iterator[Bounded]:
+def _stored_lse(model: Model, exact: Forward) -> tuple[Tensor, Tensor | None]:
+    """The bound of lse as it is stored, and where that may overflow; (B76)."""
+    if model.arithmetic.lse_dtype == "float32" or model.out is FLOAT32:
+        return exact.lse_bound, None
+    lse = exact.lse.masked_fill(exact.lse.isneginf(), 0.0)
+    ((bound, overflow),) = as_stored(model.out, [(lse, exact.lse_bound)])
+    return bound, overflow
+
+
+def _further(model: Model, given: Inputs, rows: Rows, found: Backward) -> Iterator[Bounded]:
     """The gradients of the bias and of the sinks, where there are such."""
     problem = model.problem
     if found.dbias is not None:
@@ -209,8 +220,8 @@ def _further(model: Model, rows: Rows, found: Backward, terms: Terms) -> Iterato
         yield rounded(
             name="dbias", reference=exact, bound=bound, out=model.out, shape=problem.shape_bias
         )
-    if terms.sinks is not None:
-        exact, bound = sink_gradient(model, rows, terms.sinks)
+    if given.terms.sinks is not None:
+        exact, bound = sink_gradient(model, given, rows, given.terms.sinks)
         shape = (problem.heads_q,)
         yield rounded(name="dsinks", reference=exact, bound=bound, out=FLOAT32, shape=shape)
 

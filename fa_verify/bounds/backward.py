@@ -98,7 +98,7 @@ def reach(model: Model, given: Inputs, rows: Rows) -> float:
     if model.arithmetic.eager:
         return math.inf
     h = (model.logit + 3 * U * model.scale) * given.raw + 7 * U * rows.extent.lse
-    h += (3 + given.extent.ulps) * U * given.extent.addend
+    h += U * (3 * given.extent.addend + given.extent.off)
     floor = model.logit_floor(given.largest) + model.prescale_floor(given.largest)
     h = SLACK * (h + rows.extent.lse_error + model.arithmetic.exp2_ulps * U + floor)
     fine = h <= SMALL and not given.overflows(model)
@@ -109,7 +109,7 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
     """Bound dq, dk and dv, tile by tile."""
     huge, top = _may_overflow(model, given, rows), reach(model, given, rows)
     sums: list[_Sums] = []
-    counts = stored.rounds(model)
+    rounds = any(stored.rounds(model)) or model.halves("")
     kept = None
     bias = BiasGradient.empty(model.problem, given.q) if model.problem.bias else None
     for tile in tiles(model.problem, given.q.device):
@@ -119,7 +119,7 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
             (part.ds @ block.k, part.ds.mT @ block.q, part.dropped.mT @ block.do),
             _bounds(model, row, block, part),
             *([_peaks(block, part, model.scale)] if huge else []),
-            *([stored.sizes(model, block, part)] if any(counts) else []),
+            *([stored.sizes(model, block, part)] if rounds else []),
         ]
         if bias is not None:
             bias.add(model.problem, tile, part)
@@ -130,7 +130,7 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
         for total, x in zip(sums, found, strict=True):
             total.add(model, tile, x)
     exact, bounds, *peaks = sums or [_Sums.zeros(given) for _ in range(4)]
-    if any(counts):
+    if rounds:
         stored.add(model, bounds.every(), peaks.pop().every())
     bounds.dq.add_(exact.dq.abs(), alpha=3 * U)  # (B26): scaling
     bounds.dk.add_(exact.dk.abs(), alpha=3 * U)
@@ -210,6 +210,7 @@ def _peak_x(given: Inputs, rows: Rows) -> float:
 def sure(model: Model, given: Inputs, rows: Rows) -> Rows:
     """The rows, those set apart of which dP may overflow, next to hidden keys too; (B9)."""
     most = eager.limit(model) / (model.kept if model.arithmetic.eager else 1.0)
+    most = min(most, model.sums_largest())
     if given.value < most:
         return rows
     furthest = torch.linalg.vector_norm(given.v, dim=-1).amax(-1)

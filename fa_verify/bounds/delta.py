@@ -45,7 +45,7 @@ def of_products(known: Iterable[tuple[Model, Inputs]], lse: Seen) -> Seen:
     of_row = exact.lse_bound.unsqueeze(-1)
     if model.arithmetic.eager and lse.error is not None:  # P is normalised, and so is ours
         of_row = torch.zeros_like(of_row)
-    products = plain.dot(problem.head_dim_v) + (2 * TF32.unit_roundoff if others else 0.0)
+    products = model.dot(problem.head_dim_v) + (2 * TF32.unit_roundoff if others else 0.0)
     error = exact.o_bound + (exact.o.abs() + exact.o_bound) * of_row.expm1()
     error += SLACK * products * of_row.exp() * torch.stack(sizes).amax(0)
     if model.arithmetic.eager:
@@ -73,5 +73,6 @@ def _of_sums(model: Model) -> Arithmetic:
         merges=1,
         merged_by_sigmoid=False,
         part_dtype="float32",
+        half_dots="qk" if model.halves("qk") else None,
         exp2_ulps=declared.exp2_ulps + 3 * math.log(keys) + 4,
     )

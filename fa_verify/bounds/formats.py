@@ -86,6 +86,7 @@ FORMATS = {
     "bfloat16": Format(8, -126, float(torch.finfo(torch.bfloat16).max)),
     "float32": Format(24, -126, float(torch.finfo(torch.float32).max)),
     "float8_e4m3fn": Format(4, -6, 448.0),
+    "int8": Format(8, 7, 127.0),  # whole numbers: subnormals of a format that begins at 2^7
 }
 FLOAT32 = FORMATS["float32"]
 TF32 = Format(11, -126, (2.0 - 2.0**-10) * 2.0**127)

@@ -74,16 +74,19 @@ def _nowhere(model: Model, given: Inputs) -> Forward:
     lse = given.q.new_full(given.q.shape[:3], -torch.inf)
     result = Forward(o, lse, torch.zeros_like(o), torch.zeros_like(lse))
     if given.terms.sinks is not None:
-        _blind(model, given.terms.sinks, result)
+        _blind(model, given, given.terms.sinks, result)
     return result
 
 
-def _blind(model: Model, sinks: Tensor, result: Forward) -> None:
+def _blind(model: Model, given: Inputs, sinks: Tensor, result: Forward) -> None:
     """Of rows that see no key, lse is the sink; (B61)."""
     problem = model.problem
-    sink = sinks.double().view(problem.heads_kv, problem.group).repeat(problem.batch, 1)
-    none, size = sink.isneginf(), sink.abs()
-    error = model.sink_error(torch.zeros_like(sink), sink) + model.denominator + 16 * U * size
-    bound = (SLACK * error + 2.0**-22).masked_fill(none, 0.0)
-    result.lse.copy_(sink[..., None].expand_as(result.lse))
-    result.lse_bound.copy_(bound[..., None].expand_as(result.lse))
+    sink = sinks.double().view(problem.heads_kv, problem.group, 1).repeat(problem.batch, 1, 1)
+    sink = sink.expand_as(result.lse)
+    none, size = sink.isneginf(), sink.abs().nan_to_num_(posinf=0.0)
+    moved = given.extent.moved(problem, given.terms)
+    moved = None if moved is None else moved.reshape(size.shape)
+    error = model.sink_error(torch.zeros_like(size), size, moved) + model.denominator
+    bound = (SLACK * (error + 16 * U * size) + 2.0**-22).masked_fill(none, 0.0)
+    result.lse.copy_(sink)
+    result.lse_bound.copy_(bound)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fa_verify.bounds.gradients import BackwardTile
+    from fa_verify.bounds.inputs import Inputs
     from fa_verify.bounds.rows import Rows
     from fa_verify.problem import Problem
     from fa_verify.sight import Tile
@@ -66,7 +67,7 @@ class BiasGradient:
         return self.exact.masked_fill(unknown, 0.0), bound.masked_fill_(unknown, torch.inf)
 
 
-def sink_gradient(model: Model, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tensor]:
+def sink_gradient(model: Model, given: Inputs, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of the sinks, (heads_q,), and its bound before rounding; (B65)."""
     problem = model.problem
     shape = (problem.batch, problem.heads_q, problem.seqlen_q)
@@ -77,6 +78,9 @@ def sink_gradient(model: Model, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tens
     p = below.exp().masked_fill(none, 0.0)
     h = U * (3 * below.abs() + 4 * lse.abs() + 2 * sink.masked_fill(none, 0.0).abs())
     h = SLACK * (h + model.arithmetic.exp2_ulps * U)
+    moved = given.extent.moved(problem, given.terms)
+    if moved is not None:
+        h = h + SLACK * U * 12 * moved
     if rows.lse_error is not None:
         h = h + rows.lse_error.reshape(shape)
     gain = p * h.expm1()

@@ -87,9 +87,10 @@ class Block:
         """Where a float32 logit, or a partial sum of one, or its operand may overflow; (B9)."""
         raw = torch.bmm(self.q.abs(), self.k.abs().mT)
         raw.mul_(max(1.0, _LOG2E * model.scale))
+        over = raw >= model.sums_largest("qk")
         if self.beside.size is not None:
             raw.add_(self.beside.size)
-        over = raw >= eager.limit(model)
+        over |= raw >= eager.limit(model)
         factor = _LOG2E * model.prescale
         for name in model.arithmetic.prescaled or "":
             scaled = self.q if name == "q" else self.k
@@ -158,8 +159,9 @@ class Inputs:
         operand = model.arithmetic.prescaled and (
             self.largest * _LOG2E * model.prescale >= model.storage.overflow
         )
-        furthest = self.raw * max(1.0, scale) + 5 * self.extent.addend
-        return bool(operand) or furthest >= eager.limit(model)
+        raw = self.raw * max(1.0, scale)
+        furthest = raw + max(5 * self.extent.addend, self.extent.off)
+        return bool(operand) or furthest >= eager.limit(model) or raw >= model.sums_largest("qk")
 
     def block(self, tile: Tile) -> Block:
         """The operands of one tile, the group's rows one head after the other."""
@@ -266,7 +268,7 @@ def variants(  # noqa: PLR0917 -- the operands of attention, in their usual orde
         yield model, inputs(problem, *terms.operands(problem, q, k, v), terms=terms)
         return
     tensors = (q, k, v) if do is None else (q, k, v, do)
-    extent = Extent.of(problem, terms, by_key=arithmetic.alibi_by_key)
+    extent = Extent.of(problem, terms, arithmetic)
     whole: list[tuple[Beside, Tensor | None]] = []
     for model, operands in operand_models(problem, arithmetic, *tensors):
         yield model, inputs(problem, *operands, terms=terms, extent=extent, whole=whole)

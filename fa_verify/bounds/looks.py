@@ -73,7 +73,7 @@ def refiner_of_o(source: Source, d: float) -> Refiner | None:
     """
     problem = source.model.problem
     arithmetic = source.model.arithmetic
-    moved = arithmetic.p_scale != 1.0 or arithmetic.p_normalised
+    moved = arithmetic.p_scale != 1.0 or arithmetic.p_normalised or source.model.halves("qk")
     if problem.sinks or problem.dropout or problem.fp8 or moved:
         return None
     cast = _random_cast(source.model.p)
@@ -99,7 +99,8 @@ def refiner_of_gradient(
     """Refine dq, dk or dv; None where its cast is not taken as random."""
     model, problem = source.model, source.model.problem
     cast = _random_cast(model.p if name == "dv" else model.ds)
-    if model.arithmetic.eager or (name == "dv" and problem.dropout):  # cast more than once, or when
+    coarse = model.arithmetic.eager or model.halves("qk")  # equal logits are many; (B75)
+    if coarse or (name == "dv" and problem.dropout):  # cast more than once, or when
         return None
     if cast is None or not source.linear.numel():
         return None

@@ -30,6 +30,7 @@ def rounds_to_nearest(model: Model) -> bool:
     plain = problem.storage == "float32" and problem.dot_precision == "ieee"
     plain = plain and not (problem.softcap or problem.terms)
     plain = plain and model.p is None and arithmetic.prescaled is None
+    plain = plain and not model.halves("qk")
     return plain and not (arithmetic.merged_by_lse or arithmetic.eager)
 
 

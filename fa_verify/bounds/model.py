@@ -26,6 +26,8 @@ FLUSH = 2.0**-125
 LARGEST = 3.38e38
 _STEP = 16  # products that one matrix-unit instruction adds to its accumulator, at most
 _TF32X3_OPERANDS = 3 * 2.0**-20
+_HALF = FORMATS["float16"]
+_HALF_ULPS = 2048  # two roundings toward zero to float16 for each _STEP products; (B75)
 _FP8_STEP = 32  # likewise, of fp8
 FP8_BITS = 14  # of a sum of fp8 products: 13 fraction bits and the leading one; (B69)
 
@@ -72,17 +74,37 @@ class Model:
         """Format of q, k and v."""
         return FORMATS[self.problem.storage]
 
-    def ieee_dot(self, k: int) -> float:
-        """Error of a k-term dot accumulated in float32, relative to the sum of |products|; (B3)."""
-        n = self.arithmetic.dot_ulps * _STEP * math.ceil(k / _STEP) * U
+    def ieee_dot(self, k: int, *, half: bool = False) -> float:
+        """Error of a k-term dot relative to the sum of |products|; (B3), in float16 (B75)."""
+        ulps = self.arithmetic.dot_ulps + (_HALF_ULPS if half else 0)
+        n = ulps * _STEP * math.ceil(k / _STEP) * U
         return n / (1.0 - n) if n < 0.5 else math.inf  # beyond it gamma says nothing
 
-    def dot(self, k: int) -> float:
+    def dot(self, k: int, of: str = "") -> float:
         """The same for a dot of the problem's dot_precision, splits included; (B3)."""
-        gamma = self.ieee_dot(k)
+        gamma = self.ieee_dot(k, half=self.halves(of))
         if self.problem.dot_precision == "tf32x3":
             return gamma * (1 + 2.0**-7) + 3 * U + _TF32X3_OPERANDS
         return gamma
+
+    def halves(self, of: str) -> bool:
+        """Whether dots "qk", "pv" or others are summed in float16; (B75)."""
+        return self.arithmetic.half_dots in (of, "all")
+
+    def half_tiny(self, k: int, of: str = "") -> float:
+        """What a k-term dot loses to subnormals of float16; (B75)."""
+        steps = math.ceil(k / _STEP) + self.blocks(k)
+        return 4 * Cast(_HALF).tiny * steps if self.halves(of) else 0.0
+
+    def sums_largest(self, of: str = "") -> float:
+        """From where on a sum of the sizes of a dot's products says that it may overflow; (B9)."""
+        if not self.halves(of):
+            return LARGEST
+        if self.problem.fp8:  # not derived: sums are of what is stored
+            return 0.0
+        keys = self.problem.head_dim if of == "qk" else self.problem.seqlen_k
+        off = self.dot(keys, of) if of == "qk" else self.long_dot(keys, keys, of)
+        return _HALF.largest / (1.02 * (1 + off) * max(1.0, self.arithmetic.p_scale))
 
     def fp8_dot(self, k: int) -> float:
         """The same for fp8 operands, as far as their sums go into one accumulator; (B69)."""
@@ -92,7 +114,7 @@ class Model:
     def logit_dot(self) -> float:
         """Error of q k^T, relative to the sum of |products|; (B5), (B69)."""
         if not self.problem.fp8 or self.arithmetic.dequantized:
-            return self.dot(self.problem.head_dim) + 2.01 * self.dequantization
+            return self.dot(self.problem.head_dim, "qk") + 2.01 * self.dequantization
         if self.exact_dots and not self.arithmetic.prescaled:
             return self.dot(self.problem.head_dim)  # of operands that were scaled in float32
         return self.fp8_dot(self.problem.head_dim)
@@ -100,19 +122,28 @@ class Model:
     def value_dot(self, keys: int) -> float:
         """Error of P V and of the loop that adds it up, likewise; (B4), (B69)."""
         if self.p is None or self.p.format != FORMATS["float8_e4m3fn"]:
-            return self.long_dot(keys, keys)
-        promoted = self.arithmetic.fp8_promoted
-        together = max(1, keys if promoted is None else min(keys, promoted))
+            return self.long_dot(keys, keys, "pv")
+        together = self._together(keys)
         # Keys that a block begins with may be hidden: one step more.
         return self.fp8_dot(together + _FP8_STEP) + math.ceil(keys / together) * U
+
+    def _together(self, k: int) -> int:
+        """How many of k products go into one sum that is not float32."""
+        promoted = self.arithmetic.promoted
+        return max(1, k if promoted is None else min(k, promoted))
 
     def blocks(self, length: int) -> int:
         """Blocks that a loop over ``length`` keys or queries may take."""
         return math.ceil(length / (self.arithmetic.block_n or _STEP))
 
-    def long_dot(self, k: int, length: int) -> float:
+    def long_dot(self, k: int, length: int, of: str = "") -> float:
         """Error of a k-term dot whose loop adds one partial sum per block of ``length``; (B4)."""
-        return self.dot(k) + self.blocks(length) * U
+        if not self.halves(of):
+            return self.dot(k) + self.blocks(length) * U
+        together, blocks = self._together(k), self.blocks(length)
+        if self.arithmetic.promoted is None:  # rescaled and added in float16, by a factor in it
+            return self.dot(k, of) + 3 * blocks * _HALF.unit_roundoff
+        return self.dot(together + _STEP, of) + (math.ceil(k / together) + blocks) * U
 
     @property
     def scale(self) -> float:
@@ -158,6 +189,7 @@ class Model:
     def logit_floor(self, largest_operand: float) -> float:
         """Absolute error of one logit: underflow in the dot, and softcap's tanh; (B5), (B6)."""
         floor = self.scale * self.problem.head_dim * FLUSH * (1.0 + largest_operand)
+        floor += self.scale * self.half_tiny(self.problem.head_dim, "qk")
         return floor + self.problem.softcap * (self.arithmetic.tanh_ulps + 4) * U
 
     @property
@@ -203,10 +235,19 @@ class Model:
         """From where on a P is beyond that format; (B9)."""
         return math.inf if self.p is None else self.p.format.overflow / self.arithmetic.p_scale
 
-    def sink_error(self, size: Tensor, sink: Tensor) -> Tensor:
-        """Error of the exponent of a sink beside keys whose logits are of this size; (B61)."""
+    def sink_error(self, size: Tensor, sink: Tensor, moved: Tensor | None = None) -> Tensor:
+        """Error of the exponent of a sink beside keys whose logits are of this size; (B61).
+
+        Args:
+            size: Of the keys' maximum.
+            sink: The sinks, of the rank of that.
+            moved: What was added to logits and sinks, (heads, rows); (B60).
+        """
         own = 8 * U + (3 * self.out.unit_roundoff if self.arithmetic.eager else 0.0)
-        return (sink.abs() + size) * own + self.exponentials
+        error = (sink.abs() + size) * own + self.exponentials
+        if moved is None:
+            return error
+        return error + U * (2 * sink.abs() + 50 * moved.reshape(error.shape))
 
     @property
     def exponentials(self) -> float:

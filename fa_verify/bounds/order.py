@@ -9,7 +9,7 @@ import torch
 from fa_verify.bounds.backward import reach
 from fa_verify.bounds.formats import FORMATS, Cast
 from fa_verify.bounds.gradients import backward_tile
-from fa_verify.bounds.inputs import inputs, operand_models
+from fa_verify.bounds.inputs import variants
 from fa_verify.bounds.model import FLUSH, SLACK, U
 from fa_verify.bounds.rows import Seen, row_statistics
 from fa_verify.reference import by_kv_head, grouped, tiles
@@ -64,8 +64,7 @@ def dq_spread(  # noqa: PLR0917 -- the operands of attention, in their usual ord
         terms,
     )
     total = torch.zeros_like(dq.reference)
-    for model, operands in operand_models(problem, arithmetic, q, k, v, do):
-        given = inputs(problem, *operands, terms=terms)
+    for model, given in variants(problem, arithmetic, q, k, v, do, terms=terms):
         sizes = _sizes(model, given, rows).reshape(problem.shape_q)
         total = torch.maximum(total, sizes.nan_to_num_(nan=torch.inf, posinf=torch.inf))
     blocks, scale = model.blocks(problem.seqlen_k), model.scale
@@ -73,6 +72,7 @@ def dq_spread(  # noqa: PLR0917 -- the operands of attention, in their usual ord
     if arithmetic.gradient_dtype == "input":  # (B73)
         rounding += blocks * model.out.unit_roundoff
         tiny += Cast(model.out).tiny
+    rounding *= 1 + model.dot(problem.seqlen_k)
     total.mul_(2 * SLACK * rounding).add_(2 * blocks * tiny * (1.0 + scale))
     spread = total + 2 * FORMATS[problem.dtype].half_ulp(dq.reference.abs() + dq.det)
     return spread if dq.overflow_ok is None else spread.masked_fill_(dq.overflow_ok, torch.inf)

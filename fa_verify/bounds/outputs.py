@@ -86,7 +86,7 @@ def forward_tile(
     h = exponent_error(model, given, block, x[..., :keys], m, merge, top)
     if sink is not None:
         own, sink = (y.masked_fill(y == -torch.inf, 0.0) for y in (own, sink.unsqueeze(-1)))
-        h = with_column(h, SLACK * model.sink_error(own.abs(), sink))
+        h = with_column(h, SLACK * model.sink_error(own.abs(), sink, block.beside.moved))
     p = x.exp() if parts or not fast else x.exp_()
     total = p.sum(-1, keepdim=True).masked_fill_(empty, 1.0)
     o = torch.bmm(p if weights is None else p * weights, v).div_(total)
@@ -162,8 +162,9 @@ def _logarithm(model: Model, lse: Tensor, m: Tensor, own: Tensor, sink: Tensor |
 
 def _mark_sums(model: Model, v: Tensor, largest: float, bound: Tensor) -> None:
     """Say nothing of a column of o a partial sum of which may overflow; (B9)."""
-    if largest * v.shape[1] >= LARGEST:
-        bound.masked_fill_(v.abs().sum(1, keepdim=True) * model.kept >= LARGEST, torch.inf)
+    most = model.sums_largest("pv")
+    if largest * v.shape[1] >= most:
+        bound.masked_fill_(v.abs().sum(1, keepdim=True) * model.kept >= most, torch.inf)
     if model.part_error and largest >= model.out.overflow:  # the o of a part, as it is stored
         bound.masked_fill_(
             v.abs().amax(1, keepdim=True) * model.kept >= model.out.overflow, torch.inf
@@ -174,6 +175,8 @@ def _floor(model: Model, v: Tensor, keys: int, largest: float) -> Tensor | float
     """What is lost whatever P is, (heads, 1, head_dim_v) or one number; (B11), (B68), (B72)."""
     arithmetic = model.arithmetic
     floor = FLUSH * keys * max(1.0, largest, model.storage.largest * bool(model.problem.fp8))
+    if model.halves("pv"):
+        floor += (model.half_tiny(keys, "pv") + 2.0**-24 * keys * largest) * model.kept
     floor /= min(1.0, arithmetic.p_scale)
     if model.part_error:
         floor += arithmetic.merges * Cast(model.out).tiny
@@ -211,7 +214,7 @@ def _unknown(model: Model, given: Inputs, furthest: Tensor, infinite: Tensor) ->
         infinite: Which logits in sight have no bound, (heads, rows, keys).
     """
     limit = LARGEST / (infinite.shape[-1] * max(1.0, given.largest_v * model.kept))
-    limit = min(limit, model.p_overflow)
+    limit = min(limit, model.p_overflow, 1.02 if model.halves("pv") else limit)
     # In the fma form the exponent of the largest key is off by as much.
     unknown = furthest * (U * SLACK) >= math.log(max(1.0, limit))
     # A logit may be inf, and inf - inf NaN.

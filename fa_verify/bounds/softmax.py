@@ -24,11 +24,9 @@ def reach(model: Model, given: Inputs) -> float:
         return math.inf
     size = model.scale * given.raw + given.extent.addend
     h = model.logit * given.raw + 6 * U * size + model.exponentials
-    h += U * (
-        given.extent.ulps * given.extent.addend
-        + 14 * given.extent.sink
-        + 8 * size * model.problem.sinks
-    )
+    h += U * (given.extent.off + 14 * given.extent.sink + 8 * size * model.problem.sinks)
+    if given.extent.of_row and model.problem.sinks:
+        h += 50 * U * given.extent.addend
     h += float(model.merge(size)) + 2 * U * size * (model.distances - 3)
     h = SLACK * (h + model.logit_floor(given.largest) + model.prescale_floor(given.largest))
     return h if h <= SMALL and not given.overflows(model) else math.inf

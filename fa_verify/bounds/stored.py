@@ -36,7 +36,7 @@ def sizes(model: Model, block: Block, part: BackwardTile) -> tuple[Tensor, Tenso
     work = part.q.dtype
     q, k, do = (x.abs().to(work) for x in (block.q, block.k, block.do))
     ds, p = part.ds.abs().to(work), part.dropped.to(work)
-    if model.arithmetic.gradient_dtype == "input":
+    if model.arithmetic.gradient_dtype == "input" or model.halves(""):
         return (ds + part.q) @ k, (ds + part.k).mT @ q, (p + part.v).mT @ do
     exact = part.ds @ block.k, _by_head(model, part.ds, block.q), _by_head(model, p, block.do)
     errors = part.q @ k, part.k.mT @ q, part.v.mT @ do
@@ -53,7 +53,12 @@ def _by_head(model: Model, left: Tensor, right: Tensor) -> Tensor:
 def add(model: Model, bounds: tuple[Tensor, ...], sizes: tuple[Tensor, ...]) -> None:
     """Add to bounds what the roundings of parts lose whose sizes add up to those."""
     out, problem = model.out, model.problem
-    for bound, size, count in zip(bounds, sizes, rounds(model), strict=True):
+    rows = problem.group * problem.seqlen_q
+    lengths = (problem.seqlen_k, rows, rows)
+    for bound, size, count, k in zip(bounds, sizes, rounds(model), lengths, strict=True):
+        if model.halves(""):  # (B75)
+            bound.add_(model.half_tiny(k) * max(1.0, model.scale))
+            bound.masked_fill_(~(size * _unscaled(model) < model.sums_largest()), torch.inf)
         n = count * out.unit_roundoff
         if n >= 0.5:
             bound.fill_(torch.inf)
@@ -66,6 +71,7 @@ def add(model: Model, bounds: tuple[Tensor, ...], sizes: tuple[Tensor, ...]) -> 
 def _unscaled(model: Model) -> float:
     """What is rounded over what it becomes, at most: the scale may be a factor of the sum."""
     arithmetic = model.arithmetic
-    after = arithmetic.gradient_dtype == "input" and arithmetic.ds_scale != "before"
+    summed = arithmetic.gradient_dtype == "input" or model.halves("")
+    after = summed and arithmetic.ds_scale != "before"
     after = after or (arithmetic.eager and arithmetic.prescaled is not None)
     return max(1.0, 1 / model.scale) if after and model.scale else 1.0

@@ -29,7 +29,9 @@ def check(trial: Trial) -> Iterator[Failure]:
     if execution.outputs is not None:
         due.append(("o", execution.outputs.o, problem.shape_o, problem.dtype))
         if execution.outputs.lse is not None:
-            due.append(("lse", execution.outputs.lse, problem.shape_lse, "float32"))
+            half = trial.kernel.arithmetic.lse_dtype == "input"
+            stored = problem.dtype if half else "float32"
+            due.append(("lse", execution.outputs.lse, problem.shape_lse, stored))
     if execution.grads is not None:
         grads = execution.grads
         due.append(("dq", grads.dq, problem.shape_q, problem.dtype))

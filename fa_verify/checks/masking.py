@@ -61,8 +61,9 @@ def isolates_nan(trial: Trial) -> Iterator[Failure]:
 def _perturbed(trial: Trial) -> tuple[Inputs, torch.Tensor]:
     rng = np.random.default_rng(trial.case.seed % 2**64)
     arithmetic = trial.kernel.arithmetic
-    # Eager attention stores hidden logits and their dP as well.
+    # Eager attention stores hidden logits and their dP as well, and dots in float16 sum them so.
     stored = arithmetic.eager and trial.case.problem.dtype == "float16"
+    stored = stored or arithmetic.half_dots in ("qk", "all")
     changed, keeps = perturb_hidden(
         trial.case,
         trial.pristine,

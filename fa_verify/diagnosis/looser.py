@@ -29,7 +29,7 @@ _TANH_APPROX = 8400.0  # PTX's tanh.approx.f32; docs/bounds.md (B6)
 def looser(trial: Trial, cause: str = "") -> str:
     """The first declaration under which all that is outside a bound lies inside, or "".
 
-    With a pre-scaled operand eager attention is named: either has logits in the inputs' dtype.
+    Beside a pre-scaled operand dots in float16 and eager attention are named: all have half logits.
 
     Args:
         trial: The trial.
@@ -50,10 +50,10 @@ def looser(trial: Trial, cause: str = "") -> str:
         if not _explains(trial, parts, arithmetic):
             continue
         found, how = text, _spelt(declared, arithmetic)
-        eager = dataclasses.replace(declared, eager=True)
-        also = not cause and arithmetic.prescaled and not arithmetic.eager
-        if also and _explains(trial, parts, eager):
-            found, how = f"{found} or eager attention", f"{how} or {_spelt(declared, eager)}"
+        if not cause and arithmetic.prescaled and not declared.prescaled:
+            for other, loose in tried:
+                if (loose.eager or loose.half_dots == "qk") and _explains(trial, parts, loose):
+                    found, how = f"{found} or {other}", f"{how} or {_spelt(declared, loose)}"
         return f"it would pass if {found} were declared: {how}"
     return ""
 
@@ -89,6 +89,11 @@ def _variants(declared: Arithmetic, dtype: str, cause: str) -> Iterator[tuple[st
     if "polynomial" in cause and declared.exp2_ulps < _POLYNOMIAL_EXP2:
         polynomial = dataclasses.replace(declared, exp2_ulps=_POLYNOMIAL_EXP2)
         yield "exp2 by a polynomial of degree 3", polynomial
+    if dtype == "float16" and declared.half_dots is None:
+        if "acc is kept in float16" in cause or "l is wrong: each wrong row" in cause:
+            yield "sums of P V in float16", dataclasses.replace(declared, half_dots="pv")
+        if "S = q k^T is rounded to float16" in cause:
+            yield "sums of q k^T in float16", dataclasses.replace(declared, half_dots="qk")
     if not cause:
         yield from _without_a_cause(declared, dtype)
 
@@ -96,7 +101,7 @@ def _variants(declared: Arithmetic, dtype: str, cause: str) -> Iterator[tuple[st
 def _of_fp8(declared: Arithmetic) -> list[tuple[str, Arithmetic]]:
     """What a bound of fp8 operands reads beside."""
     looser: tuple[tuple[str, dict[str, object]], ...] = (
-        ("sums of P V that are never promoted", {"fp8_promoted": None}),
+        ("sums of P V that are never promoted", {"promoted": None}),
         ("sums of fp8 products in 14 bits", {"fp8_dot_ulps": DEFAULT.fp8_dot_ulps}),
         ("P in e4m3", {"p_dtype": "float8_e4m3fn"}),
         ("P in e4m3 without a scale", {"p_dtype": "float8_e4m3fn", "p_scale": 1.0}),
@@ -113,12 +118,14 @@ def _without_a_cause(declared: Arithmetic, dtype: str) -> Iterator[tuple[str, Ar
         ("any block_n", {"block_n": None}),
         ("any ds_scale", {"ds_scale": None}),
         ("ALiBi as slope times key", {"alibi_by_key": True}),
+        (f"a bias times log2(e) in {dtype}", {"bias_dtype": "input"}),
         ("dS from the rounded P", {"ds_from_rounded_p": True}),
         ("the dk and dv of each head rounded before a group's are added", {"gqa_dtype": "input"}),
         ("gradients rounded after each block", {"gradient_dtype": "input"}),
         ("delta from an unrounded o", {"delta_from_stored_o": False}),
         ("delta from the sum of P dP", {"delta_from_p_dp": True}),
         ("l from the rounded P", {"l_from_rounded_p": True}),
+        (f"lse in {dtype}", {"lse_dtype": "input"}),
         ("keys split between programs and merged by lse", {"merged_by_lse": True}),
         ("parts of the keys merged by a sigmoid", {"merged_by_sigmoid": True}),
         ("64 parts of the keys merged in turn", {"merges": max(64, declared.merges)}),
@@ -141,12 +148,18 @@ def _without_a_cause(declared: Arithmetic, dtype: str) -> Iterator[tuple[str, Ar
         ("dS in bfloat16", {"ds_dtype": "bfloat16"}),
         ("P in bfloat16", {"p_dtype": "bfloat16"}),
         ("P and dS in bfloat16", {"p_dtype": "bfloat16", "ds_dtype": "bfloat16"}),
+        ("sums of P V in float16", {"half_dots": "pv"}),
+        ("P in int8", {"p_dtype": "int8", "p_scale": 127.0}),
+        ("sums of q k^T in float16", {"half_dots": "qk"}),
+        ("all dots' sums in float16", {"half_dots": "all"}),
         ("eager attention", {"eager": True}),
     )
     for text, fields in looser:
         if dtype == "bfloat16" and "bfloat16" in fields.values():
             continue
         if dtype != "float32" and "of bfloat16 parts" in text:
+            continue
+        if dtype != "float16" and "half_dots" in fields:
             continue
         arithmetic = dataclasses.replace(declared, **fields)  # type: ignore[arg-type]
         if arithmetic != declared:

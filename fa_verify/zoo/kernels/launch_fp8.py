@@ -50,5 +50,5 @@ fp8 = Kernel(
         deterministic=True,
         batch_invariant=True,
     ),
-    arithmetic=Arithmetic(p_scale=256.0, fp8_promoted=32),
+    arithmetic=Arithmetic(p_scale=256.0, promoted=32),
 )

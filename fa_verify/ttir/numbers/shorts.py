@@ -35,7 +35,7 @@ def is_short(x: Array) -> bool:
 
 def is_few(x: Array, y: Array) -> bool:
     """Whether these are so few fp16 numbers that NumPy, which rounds them alike, is faster."""
-    return x.dtype is _HALF is y.dtype and x.size < _FEW and x.shape == y.shape
+    return x.size < _FEW and x.dtype is _HALF is y.dtype and x.shape == y.shape
 
 
 def shorten(x: Array, scalar: str) -> Array:
@@ -105,7 +105,7 @@ def compute(
     `out` is where it goes, if that is short itself.
     """
     a = b = None
-    if x.dtype is not y.dtype or x.shape != y.shape or not is_short(x):
+    if x.dtype is not y.dtype or x.shape != y.shape or x.dtype not in _SCALAR:
         if y.size == 1 < x.size and y.ndim <= x.ndim:
             b = _number(y.tobytes(), scalar)
             x = y = shorten(x, scalar)
@@ -114,7 +114,7 @@ def compute(
             x = y = shorten(y, scalar)
         else:
             x, y = shorten(x, scalar), shorten(y, scalar)
-    if out is None or not is_short(out):
+    if out is None or out.dtype is not x.dtype:
         shape = x.shape if x.shape == y.shape else np.broadcast(x, y).shape
         full = x if x.shape == shape else y
         out = np.empty_like(full) if full.shape == shape else np.empty(shape, SHORT[scalar])

@@ -152,6 +152,31 @@ def test_roundings_that_go_alike_in_every_row_are_no_lean(family):
     assert lean(compared(bounded, o, problem.dtype)) is None
 
 
+def test_one_factor_times_numbers_that_were_cast_rounds_alike():
+    """Equal queries with equal dO: dk is 255.5 dS, 511 equal terms times 0.5.
+
+    Of each bfloat16 that is 2^8 of it less a 512th, which rounds back up.
+    """
+    problem = dataclasses.replace(
+        PROBLEM, heads_q=1, heads_kv=1, seqlen_q=511, seqlen_k=200, head_dim=16, head_dim_v=16
+    )
+    random = torch.Generator().manual_seed(0)
+    q = torch.full(problem.shape_q, 0.5, dtype=torch.bfloat16)
+    k = torch.full(problem.shape_k, -0.75, dtype=torch.bfloat16)
+    v = torch.randn(problem.shape_v, generator=random).bfloat16()
+    do = torch.ones(problem.shape_o, dtype=torch.bfloat16)
+    kernel = Emulator()
+    o, lse = kernel.forward(problem, q, k, v)
+    _, dk, _ = kernel.backward(problem, q, k, v, o, lse, do)
+    bounds = bound_backward(problem, DEFAULT, q, k, v, do, o=o, lse=lse)
+    (bounded,) = (x for x in bounds if x.name == "dk")
+    part = compared(bounded, dk, problem.dtype)
+    factor = (part.difference * part.reference).sum() / part.reference.square().sum()
+    assert factor > 1.5e-3  # it does lean
+    assert lean(part) is None
+    assert lean(compared(bounded, dk * 1.03, problem.dtype)) is not None
+
+
 def test_a_row_next_to_one_value_of_v_rounds_back_to_it_and_does_not_lean():
     """O = V (1 - 0.001): the error has one sign in every row, and nothing is wrong."""
     problem = dataclasses.replace(PROBLEM, seqlen_k=2, head_dim=1, softmax_scale=1.0)

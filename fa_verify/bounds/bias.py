@@ -26,6 +26,7 @@ __all__ = [
     "self_normalised",
 ]
 
+_ALIKE = 2.0**-16  # values within so much of each other are taken to round alike
 PARTS = 16  # of a spacing: how finely the place of a value between its neighbours is told
 
 
@@ -180,17 +181,33 @@ def _portion(
 
 
 def _variance(refiner: Refiner, reference: Tensor, out: Format, weights: Tensor) -> float:
-    last = Phases(weights, round(0.5 / out.unit_roundoff), PARTS, out.emin * math.log(2))
-    last.add(reference.abs().log(), weights * out.half_ulp(reference) * reference.sign())
+    outputs = [
+        Phases(weights, round(0.5 / out.unit_roundoff), PARTS, out.emin * math.log(2))
+        for _ in range(2)
+    ]
+    roundings = weights * out.half_ulp(reference) * reference.sign()
     casts: list[Phases] = []
     spacings = round(0.5 / refiner.cast.unit)
     used = (weights != 0).any(-1)
     for place in refiner.portions(used):
         part = _portion(refiner, weights[place], used[place], place)
+        logs = reference[place].abs().log()
+        multiples = logs - _one_number(part).unsqueeze(-1)
+        for phases, at in zip(outputs, (logs, multiples), strict=True):
+            phases.add(at, roundings[place])
         positive = part.look.sign is None
         for position, logs in enumerate(refiner.across(part.look.logs)):
             if position == len(casts):
                 casts.append(Phases(weights, spacings, PARTS, refiner.floor))
             # What p is taken relative to has p = 1, exactly.
             casts[position].add(logs, part.errors, logs == 0 if positive else None)
-    return last.variance() + max((x.variance() for x in casts), default=0.0)
+    last = max(x.variance() for x in outputs)
+    return last + max((x.variance() for x in casts), default=0.0)
+
+
+def _one_number(part: _Portion) -> Tensor:
+    """(heads, rows), the logarithm of the number whose copies are cast; 0 where others are too."""
+    logs, cast = part.look.logs, part.errors != 0
+    largest = logs.masked_fill(~cast, -math.inf).amax(-1)
+    alike = largest - logs.masked_fill(~cast, math.inf).amin(-1) < _ALIKE
+    return torch.where(alike & largest.isfinite(), largest, 0.0)

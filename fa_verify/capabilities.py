@@ -62,7 +62,7 @@ class Capabilities:
         dropout: Dropout; `Kernel.dropout_keep` then says which elements are kept.
         wide_seeds: Seeds of dropout of up to 63 bits; False: of 31, which an int32 holds.
         lse_grad: The gradient of lse.
-        accepts: A last word: the reason why a problem is not taken, or None.
+        accepts: A last word: the reason why a problem is not taken, as text, or None.
         deterministic: The same launch gives the same bits, in any program order.
         batch_invariant: A sequence's bits do not depend on its batch mates.
         empty_row_lse: lse of a fully masked row.
@@ -186,7 +186,21 @@ class Capabilities:
         for refused, reason in refusals:
             if refused:
                 return reason
-        return self.accepts(problem) if self.accepts else None
+        return self._last_word(problem)
+
+    def _last_word(self, problem: Problem) -> str | None:
+        """What `accepts` says; a bool, or what it raises, is its author's slip and no answer."""
+        due = "must return None where the problem is taken, and else the reason why not, as text"
+        try:
+            reason = self.accepts(problem) if self.accepts else None
+        except Exception as error:
+            raised = f"{type(error).__name__}: {error}"
+            msg = f"accepts={self.accepts!r}: raised {raised}, for {problem}; it {due}"
+            raise InvalidInputError(msg) from error
+        if not isinstance(reason, str | None):
+            msg = f"accepts={self.accepts!r}: returned {reason!r}; it {due}"
+            raise InvalidInputError(msg)
+        return reason
 
 
 def _check_names(field: str, given: object, known: Sequence[str]) -> None:

@@ -152,7 +152,9 @@ def _kernels(module: ModuleType, path: Path) -> list[Kernel]:
 def _named(module: ModuleType, name: str, path: Path, target: str) -> Kernel:
     value = getattr(module, name, None)
     if value is None:
-        msg = f"target={target!r}: the module has no such name"
+        there = [one for one, value in vars(module).items() if isinstance(value, Kernel)]
+        instead = f"; its kernels: {', '.join(there)}" if there else "; it has no Kernel"
+        msg = f"target={target!r}: the module has no such name{instead}"
         raise KernelLoadError(msg)
     kernel = value if isinstance(value, Kernel) else functions.as_kernel(value, name)
     return _stamped(kernel, target, path)

@@ -96,6 +96,25 @@ def test_what_would_declare_something_else_is_refused(fields, said):
         Capabilities(**fields)
 
 
+def raises(problem):
+    raise KeyError(problem.seqlen_q)
+
+
+@pytest.mark.parametrize(
+    ("accepts", "said"),
+    [
+        (lambda p: p.seqlen_q == p.seqlen_k, "returned False; it must return None where"),
+        (lambda _: True, "returned True; it must return None where"),
+        (raises, "raises at .*: raised KeyError: 3, for .*; it must return None where"),
+    ],
+)
+def test_a_last_word_that_is_no_answer_is_refused(accepts, said):
+    problem = Problem(seqlen_q=3, seqlen_k=5, head_dim=8, head_dim_v=8)
+    with pytest.raises(InvalidInputError, match=said):
+        Capabilities(accepts=accepts).reason_against(problem)
+    assert Capabilities(accepts=lambda _: None).reason_against(problem) is None
+
+
 def test_any_container_of_head_dims_will_do():
     for head_dims in ((), (64,), [64, 128], {64}, frozenset({64}), range(8, 257, 8)):
         assert Capabilities(head_dims=head_dims, head_dims_v=head_dims).head_dims is head_dims

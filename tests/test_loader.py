@@ -48,7 +48,7 @@ def test_torch_s_own_function_is_a_kernel():
     ("target", "message"),
     [
         ("tests/targets/none.py", "no such file"),
-        (f"{PLAIN}:nothing", "has no such name"),
+        (f"{PLAIN}:nothing", "has no such name; it"),
         ("no_such_module:name", "No module named"),
         ("plain", "file.py:NAME"),
     ],

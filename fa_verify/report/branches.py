@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,16 @@ _SAID = {
         frozenset(): "never reached",
     },
 }
+_COMPUTING = (
+    ast.AugAssign,
+    ast.BinOp,
+    ast.BoolOp,
+    ast.Call,
+    ast.Compare,
+    ast.Subscript,
+    ast.UnaryOp,
+)
+_HINTS = ("multiple_of", "max_contiguous", "max_constancy", "assume", "static_assert")
 _DUE = {"if": _BOTH, "loop": frozenset({"loop"}), "mask": frozenset({"shown", "hidden"})}
 
 
@@ -94,6 +104,10 @@ def branches(file: str, runs: Iterable[SourceRan]) -> tuple[Branch, ...]:
                 active = bool(one.ran & _lines([function]))
                 for node, ways in _visited(function.body, one, active=active):
                     found[node.lineno, "if"].update(ways)
+        told = {line for line, way, _ in whole.ways if way in _BOTH}
+        for line in set(_traceless(tree)) - told:
+            if "then" not in found.get((line, "if"), {"then"}):
+                del found[line, "if"]
     lines = text.splitlines()
     return tuple(
         Branch(
@@ -113,6 +127,30 @@ def _kernels(tree: ast.Module, whole: SourceRan) -> Iterator[ast.FunctionDef]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and compiled & _lines(node.body):
             yield node
+
+
+def _traceless(tree: ast.Module) -> Iterator[int]:
+    """Lines of the `if`s that may be taken without an operation of their own in the IR.
+
+    What is assigned names and constants alone leaves none, nor do hints; and where the same is
+    computed twice the compiler keeps one of the lines.
+    """
+    everywhere = Counter(_computed([tree]))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If):
+            within = Counter(_computed(node.body))
+            if not any(everywhere[text] == count for text, count in within.items()):
+                yield node.lineno
+
+
+def _computed(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """The text of each expression that computes something, and each return."""
+    for node in (inner for outer in nodes for inner in ast.walk(outer)):
+        if isinstance(node, ast.Return):
+            yield f"return in line {node.lineno}"
+        hint = isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_HINTS)
+        if isinstance(node, _COMPUTING) and not hint:
+            yield ast.unparse(node)
 
 
 def _lines(nodes: Sequence[ast.stmt]) -> frozenset[int]:

@@ -51,6 +51,26 @@ def test_a_constexpr_is_seen_by_the_lines_that_it_holds(file):
     assert said(file, PLAIN, CAUSAL)[3] == "ran both ways"
 
 
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        ("lo, hi = 0, n", False),  # leaves no operation
+        ("hi = tl.multiple_of(n, 16)", False),  # a hint: nor does that
+        ("hi = n * BLOCK", False),  # computed before: merged with it, at that line
+        ("hi = n + BLOCK", True),
+        ("hi += BLOCK", True),
+        ("hi = tl.cdiv(n, 16)", True),
+        ("return", True),
+    ],
+)
+def test_an_if_that_leaves_no_operation_is_not_said_to_be_never_taken(tmp_path, body, known):
+    file = tmp_path / "kernel.py"
+    head = ("def kernel(n, CAUSAL):", "rows = n * BLOCK", "if CAUSAL:")
+    file.write_text("\n    ".join((*head, f"    {body}", "tl.store()")), encoding="utf-8")
+    assert said(file, "2 5") == ({3: "never taken"} if known else {})
+    assert said(file, "2 4-5") == {3: "always taken"}
+
+
 def test_what_the_ir_decides_is_told_by_the_ir(file):
     assert said(file, PLAIN)[5] == "never taken"
     assert said(file, "1-2 5-6 9 12-13 !8 5:Te")[5] == "always taken"

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fa_verify import Kernel, Outputs
+from fa_verify import Arithmetic, Kernel, Mask, Outputs, Problem
 from fa_verify.backends import make
 from fa_verify.backends.base import Setup
+from fa_verify.bounds import bound_forward
 from fa_verify.case import Case
 from fa_verify.checks import masking
 from fa_verify.diagnosis import diagnose
@@ -47,3 +48,29 @@ def test_a_missing_mask_is_not_called_finite():
 
 def test_a_right_mask_fails_nothing():
     assert cause(lambda x, hidden: x.masked_fill(hidden, -torch.inf)) == set()
+
+
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize(("size", "open_rows"), [(3.0, 0), (300.0, 1)])
+def test_of_rows_whose_hidden_keys_may_count_the_bound_says_nothing(added, size, open_rows):
+    """And of the others all that it says without."""
+    problem = Problem(seqlen_q=40, seqlen_k=48, head_dim=32, head_dim_v=8, mask=Mask(causal=True))
+    random = torch.Generator().manual_seed(3)
+    shapes = problem.shape_q, problem.shape_k, problem.shape_v
+    q, k, v = (torch.randn(shape, generator=random).half() for shape in shapes)
+    q *= size
+    logits = q.double() @ k.double().mT * problem.scale
+    hidden = ~torch.from_numpy(problem.mask.allowed(40, 48))
+    lowered = logits - 400.0 if added else torch.full_like(logits, -400.0)
+    o = torch.where(hidden, lowered, logits).softmax(-1) @ v.double()
+    finite, plain = (
+        bound_forward(problem, arithmetic, q, k, v)[0]
+        for arithmetic in (Arithmetic(masked_logit=-400.0), Arithmetic())
+    )
+    said = finite.det.isfinite().all(-1)
+    assert bool((~said).any()) == bool(open_rows)
+    assert (finite.det[said] <= plain.det[said]).all()
+    off = (o - finite.reference).abs() > finite.det
+    assert not off.any()
+    if open_rows and added:
+        assert ((o - plain.reference).abs() > plain.det).any()

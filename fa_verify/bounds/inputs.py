@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify import foreach
-from fa_verify.bounds import eager
+from fa_verify.bounds import eager, finite
 from fa_verify.bounds.beside import NOTHING, Beside, Extent
 from fa_verify.bounds.formats import Cast, tf32_operands
 from fa_verify.bounds.model import FP8_BITS, SLACK, Model
@@ -84,7 +84,7 @@ class Block:
         return s, t
 
     def overflows(self, model: Model) -> Tensor:
-        """Where a float32 logit, or a partial sum of one, or its operand may overflow; (B9)."""
+        """Where a logit or what it is made of may overflow, or hidden ones come through; (B9)."""
         raw = torch.bmm(self.q.abs(), self.k.abs().mT)
         raw.mul_(max(1.0, _LOG2E * model.scale))
         over = raw >= model.sums_largest("qk")
@@ -96,7 +96,8 @@ class Block:
             scaled = self.q if name == "q" else self.k
             far = (scaled.abs() * factor >= model.storage.overflow).any(-1, keepdim=True)
             over |= far if name == "q" else far.mT
-        return over
+        through = finite.come_through(model, self)
+        return over if through is None else over | through
 
     def logit_errors(
         self, model: Model, constant: Tensor | float, x: Tensor, per_x: float
@@ -161,7 +162,9 @@ class Inputs:
         )
         raw = self.raw * max(1.0, scale)
         furthest = raw + max(5 * self.extent.addend, self.extent.off)
-        return bool(operand) or furthest >= eager.limit(model) or raw >= model.sums_largest("qk")
+        if finite.may_come_through(model, self) or furthest >= eager.limit(model):
+            return True
+        return bool(operand) or raw >= model.sums_largest("qk")
 
     def block(self, tile: Tile) -> Block:
         """The operands of one tile, the group's rows one head after the other."""

@@ -147,6 +147,13 @@ def test_a_dp_that_overflows_says_nothing():
     assert judged.verdict == "inconclusive", judged.failures
 
 
+def test_sums_in_half_may_overflow_before_a_scale_of_zero():
+    """And infinity times 0 is NaN; (B9), (B73)."""
+    text = "s=1x101 d=16 dtype=float16 scale=0.0 qk.values=row-shift-far v.values=heavy-tails"
+    judged = _judged(_loaded("gradients.py:blocks_stored"), text)
+    assert judged.verdict == "inconclusive", judged.failures
+
+
 @pytest.mark.parametrize(("merges", "inside"), [(1, False), (2000, True)])
 def test_merges_that_follow_one_another_add_up(merges, inside):
     """Keys with one logit of thousands, one key a part: each merge rounds lse once more."""

@@ -434,6 +434,13 @@ def test_a_kernel_may_refuse_problems_that_nobody_drew():
     assert titles(metamorphic.row_shift, trial(case, fwd=unshifted, promises=eights))
 
 
+@pytest.mark.parametrize(("scale", "room"), [(1e-3, False), (2e-3, True)])
+def test_logits_are_shifted_where_the_format_has_such_a_number(scale, room):
+    """Of a scale of 1e-3 a column of 2^16 would be due, which is beyond float16."""
+    subject = trial(f"pass=fwd s=7x9 d=8 dtype=float16 scale={scale} seed=3")
+    assert metamorphic.has_room_for_shift(subject) == room
+
+
 def test_a_card_compiles_wider_heads_for_some_forms_only():
     def forms(setup, independent):
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,4 +75,6 @@ def _unscaled(model: Model) -> float:
     summed = arithmetic.gradient_dtype == "input" or model.halves("")
     after = summed and arithmetic.ds_scale != "before"
     after = after or (arithmetic.eager and arithmetic.prescaled is not None)
-    return max(1.0, 1 / model.scale) if after and model.scale else 1.0
+    if not after:
+        return 1.0
+    return max(1.0, 1 / model.scale) if model.scale else math.inf  # 0: nothing is known

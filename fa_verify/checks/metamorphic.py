@@ -114,6 +114,7 @@ def has_room_for_shift(trial: Trial) -> bool:
     p = trial.case.problem
     sizes = p.seqlen_q > 0 and p.seqlen_k > 0 and not (p.sinks or p.dropout or p.fp8)
     shifts = sizes and not p.softcap and 1e-3 <= abs(p.scale) <= 64
+    shifts = shifts and abs(_column(p)) <= bounds.FORMATS[p.dtype].largest
     return shifts and _shifted_problem(trial) is not None
 
 
@@ -137,6 +138,11 @@ def _shifted_problem(trial: Trial) -> Problem | None:
     return None
 
 
+def _column(problem: Problem) -> float:
+    """A power of two in k that moves logits by about `_LOGIT_SHIFT`."""
+    return float(2.0 ** round(math.log2(_LOGIT_SHIFT / abs(problem.scale))))
+
+
 def row_shift(trial: Trial) -> Iterator[Failure]:
     """Adding a number to all logits of a row leaves o and moves lse by it.
 
@@ -146,7 +152,7 @@ def row_shift(trial: Trial) -> Iterator[Failure]:
     p, x = trial.case.problem, trial.pristine
     problem = _shifted_problem(trial)
     assert problem is not None  # noqa: S101 - has_room_for_shift said so
-    column = math.copysign(2.0 ** round(math.log2(_LOGIT_SHIFT / abs(p.scale))), _sign(trial))
+    column = math.copysign(_column(p), _sign(trial))
     shifted = dataclasses.replace(
         x,
         q=_widened(x.q, 1.0, problem.head_dim),

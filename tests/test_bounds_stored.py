@@ -147,6 +147,23 @@ def test_a_dp_that_overflows_says_nothing():
     assert judged.verdict == "inconclusive", judged.failures
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_is_prescaled_is_read_in_tf32_by_the_backward_pass(wrong):
+    """Not what tf32 makes of q and k, times the root of the scale; (B5)."""
+    kernel = _loaded("gradients.py:both_prescaled")
+
+    def backward(*operands):
+        found = kernel.backward(*operands)
+        return dataclasses.replace(found, dk=found.dk * 1.01)
+
+    kernel = dataclasses.replace(kernel, backward=backward) if wrong else kernel
+    text = (
+        "h=3/3 s=1x16 d=16 dtype=float32 dot=tf32 mask=causal scale=-20.0 qk.values=zeros "
+        "v.values=zero-mean seed=610563421"
+    )
+    assert _judged(kernel, text).verdict == ("fail" if wrong else "pass")
+
+
 def test_sums_in_half_may_overflow_before_a_scale_of_zero():
     """And infinity times 0 is NaN; (B9), (B73)."""
     text = "s=1x101 d=16 dtype=float16 scale=0.0 qk.values=row-shift-far v.values=heavy-tails"

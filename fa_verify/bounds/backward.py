@@ -10,6 +10,7 @@ import torch
 
 from fa_verify import foreach, sight
 from fa_verify.bounds import eager, stored
+from fa_verify.bounds.formats import TF32, Cast
 from fa_verify.bounds.further import BiasGradient
 from fa_verify.bounds.gradients import BackwardTile, backward_tile, splits
 from fa_verify.bounds.inputs import SMALL, Block, Inputs, keeps
@@ -170,6 +171,8 @@ def _bounds(
         dq += _common(model, rows, block, part)
     if model.arithmetic.prescaled and model.scale:  # (B5): dk from a pre-scaled q, dq from k
         unit, tiny = model.out.unit_roundoff, model.prescale_tiny / model.scale
+        if model.problem.dot_precision == "tf32":  # of it, which is not that of q or k
+            unit += 2 * Cast(TF32, truncates=True).unit
         if "k" in model.arithmetic.prescaled:
             dq += torch.bmm(part.size, k * unit + tiny)
         if "q" in model.arithmetic.prescaled:

@@ -150,6 +150,34 @@ def test_a_sum_that_may_overflow_float16_says_nothing(half, text, unknown):
         assert found == (unknown if arithmetic.half_dots else set())
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "pass"), (1.5, "fail")])
+def test_what_sums_lose_to_subnormals_is_multiplied_by_dropouts_factor(factor, verdict):
+    kernel = _loaded("halves.py:half_sums")
+
+    def backward(*operands, **terms):
+        found = kernel.backward(*operands, **terms)
+        return dataclasses.replace(found, dv=found.dv * factor)
+
+    text = (
+        "b=2 s=15x44 d=80/112 dtype=float16 mask=causal scale=-0.1 bias=bhk dropout=0.9 k=bshd "
+        "v=bhsd.d1 do=bhsd.s8 qk.values=near-max v.values=indicator do.values=small"
+    )
+    case = Case.parse(f"pass=bwd {text} seed=676797791")
+    changed = dataclasses.replace(kernel, backward=backward)
+    assert verify(case, changed, Setup(), CpuBackend()).verdict == verdict
+
+
+@pytest.mark.parametrize("passes", ["fwd", "bwd"])
+def test_infinity_less_infinity_of_a_hidden_logit_says_nothing(passes):
+    case = Case.parse(
+        f"pass={passes} b=2 s=17x17 d=80 dtype=float16 bias=bhqk qk.values=heavy-tails "
+        "bias.values=hides logits=100.0 seed=1359901711"
+    )
+    record = verify(case, _loaded("halves.py:half_sums"), Setup(), CpuBackend())
+    assert record.verdict in ("pass", "inconclusive"), record.failures
+    assert record.tensors["lse"].inconclusive
+
+
 @pytest.mark.parametrize("moved", [True, False])
 def test_a_sink_is_moved_along_with_alibi_by_key(moved):
     kernel = _loaded("algorithms.py:by_key")

@@ -214,12 +214,23 @@ def sure(model: Model, given: Inputs, rows: Rows) -> Rows:
     """The rows, those set apart of which dP may overflow, next to hidden keys too; (B9)."""
     most = eager.limit(model) / (model.kept if model.arithmetic.eager else 1.0)
     most = min(most, model.sums_largest())
+    if model.halves("qk") and given.overflows(model):
+        rows = _sure_of_logits(model, given, rows)
     if given.value < most:
         return rows
     furthest = torch.linalg.vector_norm(given.v, dim=-1).amax(-1)
     overflows = torch.linalg.vector_norm(given.do, dim=-1) * furthest[:, None, None] >= most
     no_ds = overflows if rows.no_ds is None else rows.no_ds | overflows
     return dataclasses.replace(rows, no_ds=no_ds)
+
+
+def _sure_of_logits(model: Model, given: Inputs, rows: Rows) -> Rows:
+    """The same of rows with a logit that may be infinite: NaN where -inf is added; (B75)."""
+    furthest = torch.linalg.vector_norm(given.k, dim=-1).amax(-1)[:, None, None]
+    size = torch.linalg.vector_norm(given.q, dim=-1) * furthest * max(1.0, 1.45 * model.scale)
+    over = size >= model.sums_largest("qk")
+    no_p, no_ds = (over if x is None else x | over for x in (rows.no_p, rows.no_ds))
+    return dataclasses.replace(rows, no_p=no_p, no_ds=no_ds)
 
 
 def _mark_unknown(rows: Rows, bounds: _Sums) -> None:

@@ -27,7 +27,8 @@ def limit(model: Model) -> float:
 
 def counts(model: Model, x: Tensor) -> Tensor:
     """Which infinite logits matter: a hidden one that is stored is NaN once -inf is added; (B9)."""
-    return x.isnan().logical_not_() if model.arithmetic.eager else x.isneginf().logical_not_()
+    every = model.arithmetic.eager or model.halves("qk")
+    return x.isnan().logical_not_() if every else x.isneginf().logical_not_()
 
 
 def of_logits(model: Model, h: Tensor, x: Tensor, size: Tensor, beside: Beside) -> Tensor:

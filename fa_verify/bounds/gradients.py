@@ -247,7 +247,7 @@ def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Sc
         own = (SLACK * (model.keep_error + 3 * U)) * rows.delta.abs().unsqueeze(-1)
         error += own.to(work)
     if model.halves(""):
-        error.add_(model.half_tiny(model.problem.head_dim_v))  # (B75)
+        error.add_(model.half_tiny(model.problem.head_dim_v) * model.kept)  # (B75)
     if not split:
         error.add_(column)
     if products is not None:

@@ -179,7 +179,7 @@ def _floor(model: Model, v: Tensor, keys: int, largest: float) -> Tensor | float
         floor += (model.half_tiny(keys, "pv") + 2.0**-24 * keys * largest) * model.kept
     floor /= min(1.0, arithmetic.p_scale)
     if model.part_error:
-        floor += arithmetic.merges * Cast(model.out).tiny
+        floor += arithmetic.merges * Cast(model.out).tiny * model.kept
     if not arithmetic.merged_by_sigmoid:
         return floor
     return floor + 32 * arithmetic.merges * U * v.abs().amax(1, keepdim=True)

@@ -134,7 +134,7 @@ def row_statistics(  # noqa: PLR0917
     if arithmetic.eager:  # of each dP; (B74)
         delta_error = delta_error + 3 * Cast(model.out).tiny * model.kept
     if arithmetic.delta_from_p_dp and model.halves(""):  # likewise; (B75)
-        delta_error = delta_error + 2 * model.half_tiny(problem.head_dim_v)
+        delta_error = delta_error + 2 * model.half_tiny(problem.head_dim_v) * model.kept
     lse3, lse_error = lse.value, lse.error
     empty = sight.blind(problem, do.device)
     delta, delta_error = (x.masked_fill(empty, 0.0) for x in (delta, delta_error))

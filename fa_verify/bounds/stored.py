@@ -56,16 +56,17 @@ def add(model: Model, bounds: tuple[Tensor, ...], sizes: tuple[Tensor, ...]) -> 
     out, problem = model.out, model.problem
     rows = problem.group * problem.seqlen_q
     lengths = (problem.seqlen_k, rows, rows)
+    factor = max(1.0, model.scale) * model.kept  # of what is rounded, afterwards
     for bound, size, count, k in zip(bounds, sizes, rounds(model), lengths, strict=True):
         if model.halves(""):  # (B75)
-            bound.add_(model.half_tiny(k) * max(1.0, model.scale))
+            bound.add_(model.half_tiny(k) * factor)
             bound.masked_fill_(~(size * _unscaled(model) < model.sums_largest()), torch.inf)
         n = count * out.unit_roundoff
         if n >= 0.5:
             bound.fill_(torch.inf)
         elif count:
-            least = problem.group * count * Cast(out).tiny * max(1.0, model.scale)
-            bound.add_(size, alpha=n / (1 - n)).add_(least)
+            least = problem.group * count * Cast(out).tiny
+            bound.add_(size, alpha=n / (1 - n)).add_(least * factor)
             bound.masked_fill_(~(size * _unscaled(model) < out.overflow), torch.inf)  # (B9)
 
 

@@ -23,6 +23,7 @@ from fa_verify.checks.noise import noisy
 from fa_verify.checks.rounding import strays
 from fa_verify.masks import Mask
 from fa_verify.problem import Problem
+from fa_verify.terms import Terms
 
 _PATH = Path(__file__).with_name("emulator.py")
 _SPEC = importlib.util.spec_from_file_location("fa_verify_tests_bias_emulator", _PATH)
@@ -175,6 +176,29 @@ def test_one_factor_times_numbers_that_were_cast_rounds_alike():
     assert factor > 1.5e-3  # it does lean
     assert lean(part) is None
     assert lean(compared(bounded, dk * 1.03, problem.dtype)) is not None
+
+
+def test_sums_of_few_cast_numbers_round_alike():
+    """ALiBi of slope 2^-8 and dO of ones: sums of 16 neighbours of a geometric series."""
+    problem = dataclasses.replace(
+        PROBLEM, heads_q=1, heads_kv=1, seqlen_q=16, seqlen_k=2000, head_dim=16, head_dim_v=16
+    )
+    place = torch.arange(16)[:, None] - torch.arange(2000) + 1984
+    p = torch.softmax(-place.abs().double() / 256, -1)
+    exact = p.sum(0)[None, None, :, None].expand(problem.shape_v)
+    dv = p.bfloat16().double().sum(0).bfloat16()[None, None, :, None].expand(problem.shape_v)
+    leaning = (dv.double() / exact - 1).mean()
+    q = torch.zeros(problem.shape_q, dtype=torch.bfloat16)
+    k = torch.zeros(problem.shape_k, dtype=torch.bfloat16)
+    v = torch.zeros(problem.shape_v, dtype=torch.bfloat16)
+    do = torch.ones(problem.shape_o, dtype=torch.bfloat16)
+    problem = dataclasses.replace(problem, alibi=True)
+    terms = Terms(slopes=torch.tensor([2.0**-8]))
+    bounds = bound_backward(problem, DEFAULT, q, k, v, do, terms=terms)
+    (bounded,) = (x for x in bounds if x.name == "dv")
+    assert torch.allclose(bounded.reference, exact, rtol=1e-9)
+    assert abs(leaning) > 1e-4
+    assert lean(compared(bounded, dv, problem.dtype)) is None
 
 
 def test_a_row_next_to_one_value_of_v_rounds_back_to_it_and_does_not_lean():

@@ -193,6 +193,7 @@ def _variance(refiner: Refiner, reference: Tensor, out: Format, weights: Tensor)
         part = _portion(refiner, weights[place], used[place], place)
         logs = reference[place].abs().log()
         multiples = logs - _one_number(part).unsqueeze(-1)
+        multiples.masked_fill_(_one_factor(part), 0.0)
         for phases, at in zip(outputs, (logs, multiples), strict=True):
             phases.add(at, roundings[place])
         positive = part.look.sign is None
@@ -211,3 +212,9 @@ def _one_number(part: _Portion) -> Tensor:
     largest = logs.masked_fill(~cast, -math.inf).amax(-1)
     alike = largest - logs.masked_fill(~cast, math.inf).amin(-1) < _ALIKE
     return torch.where(alike & largest.isfinite(), largest, 0.0)
+
+
+def _one_factor(part: _Portion) -> Tensor:
+    """(heads, 1, columns), where all that is cast has one factor: sums are coarse, too."""
+    weight = part.look.weight
+    return (weight == weight[:, :1]).all(1, keepdim=True)

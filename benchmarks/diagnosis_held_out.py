@@ -28,6 +28,7 @@ SETS = {  # and what each is planted in
     "later": HELD_OUT / "kernels",
     "others": HELD_OUT / "kernels",
     "apart": HELD_OUT / "kernels",
+    "blind": HELD_OUT / "kernels",
 }
 SEED, CASES, FAILURES, SECONDS = 5, 96, 3, 5.0
 

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import os
 import platform
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -291,7 +292,7 @@ def start_line(targets: Sequence[str], seed: int, backend: str) -> Start:
     device = torch.cuda.get_device_name() if on_card else platform.processor() or "cpu"
     return Start(
         version=__version__,
-        command=" ".join(["fa-verify", *sys.argv[1:]]),
+        command=shlex.join(["fa-verify", *sys.argv[1:]]),
         seed=seed,
         backend=backend,
         device=device,

@@ -164,6 +164,16 @@ def test_what_is_prescaled_is_read_in_tf32_by_the_backward_pass(wrong):
     assert _judged(kernel, text).verdict == ("fail" if wrong else "pass")
 
 
+def test_a_hidden_key_that_is_prescaled_stays_finite():
+    """It is changed for another, and 0 times infinity would be NaN in dq; (B5)."""
+    text = (
+        "h=2/1 s=3x3 d=64 dtype=float16 mask=causal.docs1x1*3 scale=3000.0 "
+        "qk.values=subnormal-p v.values=zero-mean seed=1029699358"
+    )
+    judged = _judged(_loaded("gradients.py:both_prescaled"), text)
+    assert judged.verdict == "pass", judged.failures
+
+
 def test_sums_in_half_may_overflow_before_a_scale_of_zero():
     """And infinity times 0 is NaN; (B9), (B73)."""
     text = "s=1x101 d=16 dtype=float16 scale=0.0 qk.values=row-shift-far v.values=heavy-tails"

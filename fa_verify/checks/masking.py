@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from fa_verify.inputs import perturb_hidden
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fa_verify.arithmetic import Arithmetic
     from fa_verify.backends.base import Execution
     from fa_verify.inputs import Inputs
     from fa_verify.trial import Trial
@@ -70,8 +72,15 @@ def _perturbed(trial: Trial) -> tuple[Inputs, torch.Tensor]:
         rng,
         masked_logit=arithmetic.masked_logit,
         reach=2.0 ** (14 if stored else 112),
+        prescale=_prescale(arithmetic, trial.case.problem.scale),
     )
     return dataclasses.replace(changed), keeps
+
+
+def _prescale(arithmetic: Arithmetic, scale: float) -> float:
+    """What k is multiplied by in its dtype; (B5)."""
+    factors = {"k": abs(scale), "qk": math.sqrt(abs(scale))}
+    return factors.get(arithmetic.prescaled or "", 0.0)
 
 
 def _unmoved(trial: Trial, changed: Inputs, keeps: torch.Tensor, what: str) -> Iterator[Failure]:

@@ -41,6 +41,7 @@ def perturb_hidden(
     row: int | None = None,
     masked_logit: float = -math.inf,
     reach: float = 2.0**112,
+    prescale: float = 0.0,
 ) -> tuple[Inputs, Tensor]:
     """Replace every key and value hidden from one query row by other, large, finite ones.
 
@@ -53,6 +54,7 @@ def perturb_hidden(
         rng: Chooses the row and the new values.
         masked_logit: What hidden logits become: the new ones stay below a quarter of it.
         reach: What hidden logits and dP stay below.
+        prescale: What k is multiplied by in its dtype before the dots: hidden, it stays finite.
         row: The query row; by default one of those from which something is hidden.
 
     Returns:
@@ -73,7 +75,8 @@ def perturb_hidden(
     reach /= max(1.0, abs(p.scale))
     below = abs(masked_logit) / 4 / max(2.0**-126, abs(p.scale))
     of_k = _magnitude(inputs.q) * _magnitude(inputs.q_scale) * _magnitude(inputs.k_scale)
-    size_k = min(largest, min(reach, below) / (of_k * p.head_dim))
+    most = largest / max(1.0, 2 * prescale)
+    size_k = min(most, min(reach, below) / (of_k * p.head_dim))
     of_v = _magnitude(inputs.do) * _magnitude(inputs.v_scale)
     size_v = min(largest, reach * (1.0 - p.dropout) / (of_v * p.head_dim_v))
     where = torch.from_numpy(changed).to(inputs.k.device)

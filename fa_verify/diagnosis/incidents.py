@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fa_verify.backends.base import Incident
     from fa_verify.problem import Problem
 
-__all__ = ["NO_PAGE", "explain", "likeliest", "plain"]
+__all__ = ["NO_PAGE", "explain", "likeliest", "operand", "plain"]
 
 NO_PAGE = "which stands in the block table"
 _VAGUE = "no known defect explains it: "  # before what leaves open which of several it is
@@ -106,7 +106,7 @@ def explain(incident: Incident, others: tuple[Incident, ...], problem: Problem) 
 
 def _never_written(incident: Incident, others: tuple[Incident, ...], problem: Problem) -> str:
     """Inputs are written: k and v that hold what nobody wrote are pages."""
-    name, where = plain(incident.argument), incident.coordinates or ()
+    name, where = operand(incident.argument), incident.coordinates or ()
     if name in ("o", "lse"):
         return f"{incident.argument} is read where the launch before left it unwritten"
     if "atomic" in incident.source or name in _GRADIENTS:
@@ -119,7 +119,7 @@ def _never_written(incident: Incident, others: tuple[Incident, ...], problem: Pr
             f"{incident.argument} is read where nobody has written: in slots past the cache's "
             "length, on its last page"
         )
-    alike = {plain(x.argument) for x in others if x.kind == incident.kind}
+    alike = {operand(x.argument) for x in others if x.kind == incident.kind}
     if name == "v" and "k" not in alike:
         return (
             f"{incident.argument} is read where nobody has written, though k is not: a stride of "
@@ -275,6 +275,11 @@ def plain(name: str) -> str:
     """The field's name of a kernel's argument, as far as it can be told."""
     plain = re.sub(r"(_?ptr|_head|_sum)$", "", name.lower().strip("_"))
     return _ALIASES.get(plain, plain)
+
+
+def operand(name: str) -> str:
+    """The operand that an argument holds: k of k_pages too."""
+    return re.sub(r"_(pages|cache)$", "", plain(name))
 
 
 def _shape(name: str, problem: Problem) -> tuple[int, ...] | None:

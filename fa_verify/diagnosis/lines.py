@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fa_verify.backends.cpu import CpuBackend
 from fa_verify.diagnosis.explain import OR
-from fa_verify.diagnosis.incidents import plain
+from fa_verify.diagnosis.incidents import operand, plain
 from fa_verify.trial import Trial
 from fa_verify.ttir.mutation.outline import Line, Outline
 
@@ -74,16 +74,11 @@ def _concerned(cause: str, lines: list[Line]) -> list[Line]:
     return wanted or (backward if "in the backward pass" in cause and backward else lines)
 
 
-def _plain(name: str) -> str:
-    """The field's name of an argument: k of k_pages too."""
-    return re.sub(r"_(pages|cache)$", "", plain(name))
-
-
 def _address(match: re.Match[str], lines: list[Line], *kinds: str) -> list[Line]:
     """Of the argument that is named, or of one that holds it beside others, kind by kind."""
     name = match["name"]
     for other in (name, _STACKED.get(name, name)):
-        mine = [x for x in lines if _plain(x.name) == other]
+        mine = [x for x in lines if operand(x.name) == other]
         found = [x for kind in kinds for x in mine if x.kind == kind]
         if found:
             return found
@@ -107,7 +102,7 @@ def _heads(match: re.Match[str], lines: list[Line]) -> list[Line]:
     """The quotient that the addresses of k and v have in common, and that of q has not."""
     del match
     places = {
-        name: {(x.file, x.line) for x in lines if x.kind == "index" and _plain(x.name) == name}
+        name: {(x.file, x.line) for x in lines if x.kind == "index" and operand(x.name) == name}
         for name in "qkv"
     }
     both = (places["k"] & places["v"]) - places["q"]

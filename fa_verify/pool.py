@@ -17,7 +17,7 @@ from fa_verify import processes, worker
 from fa_verify.backends.base import FAULT
 from fa_verify.backends.sharing import Sharing
 from fa_verify.record import CaseRecord, FailureRecord
-from fa_verify.spool import Running, read
+from fa_verify.spool import Running, launched, read
 from fa_verify.verdict import Verdict
 from fa_verify.verify import replay_line
 
@@ -35,6 +35,9 @@ _DEATHS = (TimeoutError, pebble.ProcessExpired)
 # limit takes two thirds of that by itself.
 _CROWDED = 1.5
 _GRACE = 10.0  # seconds between the soft limit of an execution and the kill of its process
+# How many times as long a case may take whose worker was still at work before its first launch on a
+# card: torch.compile of flex_attention took over 70 s beside 16 others on 16 cores of an H200.
+_COMPILING = 4.0
 
 
 class Pool:
@@ -69,7 +72,7 @@ class Pool:
         # By target; None: nothing more is compiled ahead of the kernel's cases.
         self._ahead: dict[str, list[Future[None]] | None] = {}
         self._deaths: dict[tuple[str, str, str], Running] = {}
-        self._timeout = timeout
+        self._timeout, self._card = timeout, card
         start = functools.partial(
             worker.start,
             timeout,
@@ -95,12 +98,13 @@ class Pool:
 
         A death on a card that it shared with others is not yet a failure of the kernel: sharing
         ends, and the case runs again, behind what is in work. Nor is a limit of the wall's clock on
-        a machine with more to do than it has cores.
+        a machine with more to do than it has cores, or before anything was launched on a card: a
+        compiler may have been at work, whose caches keep what it had done.
         """
         future: Future[CaseRecord] = Future()
         kwargs = {"independent": not search, "explain": explain, "others": others}
         args = (kernel.target, str(case), str(setup))
-        self._try(future, functools.partial(self._scheduled, args, kwargs))
+        self._try(future, functools.partial(self._scheduled, args, kwargs), args)
         return future
 
     def _scheduled(
@@ -116,6 +120,7 @@ class Pool:
         self,
         future: Future[CaseRecord],
         schedule: Callable[[float], Future[CaseRecord]],
+        args: tuple[str, ...],
         patience: float = 1.0,
     ) -> None:
         shared = self._sharing.folder is not None
@@ -124,14 +129,20 @@ class Pool:
             error = None if done.cancelled() else done.exception()
             if isinstance(error, _DEATHS):
                 self._sharing.stop()
-                again = 1.0 if shared else _patience(error, patience)
+                late = isinstance(error, TimeoutError) and patience == 1.0
+                again = 1.0 if shared else late * self._patience(args)
                 if again:
                     with contextlib.suppress(RuntimeError):  # the pool has been stopped
-                        self._try(future, schedule, again)
+                        self._try(future, schedule, args, again)
                         return
             _copy(future, done)
 
         schedule(patience).add_done_callback(ended)
+
+    def _patience(self, args: tuple[str, ...]) -> float:
+        """How much more time a case gets once that has run out: none, or what others took of it."""
+        crowd = _crowd() if _crowd() > _CROWDED else 0.0
+        return max(crowd, _COMPILING) if self._card and not launched(self._spool, args) else crowd
 
     def compile_ahead(self, items: Iterable[tuple[Kernel, Case, Setup]]) -> None:
         """Compile what cases will need, before those that are submitted later.
@@ -197,11 +208,10 @@ class Pool:
         try:
             return future.result()
         except TimeoutError:
-            failure = FailureRecord(
-                check="timeout",
-                title="the kernel hangs",
-                message=f"no result in {self._timeout + _GRACE:g} s; the worker was killed",
-            )
+            message = f"no result in {self._timeout + _GRACE:g} s; the worker was killed"
+            if self._card and not launched(self._spool, (kernel.target, str(case), str(setup))):
+                message += f", before its first launch, as it was in {_COMPILING:g} times as long"
+            failure = FailureRecord(check="timeout", title="the kernel hangs", message=message)
         except pebble.ProcessExpired as error:
             faulted = error.exitcode == FAULT
             last = read(self._spool, error.pid)
@@ -226,12 +236,6 @@ class Pool:
         self._pool.join()
         self._sharing.stop()
         shutil.rmtree(self._spool, ignore_errors=True)
-
-
-def _patience(error: Exception, before: float) -> float:
-    """How much more time a case gets that ended so: none, or once what others took of it."""
-    crowd = _crowd() if isinstance(error, TimeoutError) and before == 1.0 else 0.0
-    return crowd if crowd > _CROWDED else 0.0
 
 
 def _crowd() -> float:

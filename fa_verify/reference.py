@@ -83,8 +83,14 @@ def grouped(problem: Problem, x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], problem.group, -1, *x.shape[2:])
 
 
-def tiles(problem: Problem, device: torch.device) -> Iterator[Tile]:
-    """Cut the logits into tiles; those that the mask hides wholly are left out."""
+def tiles(problem: Problem, device: torch.device, *, every: bool = False) -> Iterator[Tile]:
+    """Cut the logits into tiles; those that the mask hides wholly are left out.
+
+    Args:
+        problem: The problem.
+        device: Of the tiles' masks.
+        every: Whether a tile has all keys, those that none of its rows sees as well.
+    """
     seqlen_q, seqlen_k = problem.seqlen_q, problem.seqlen_k
     heads = problem.batch * problem.heads_kv
     if 0 in (seqlen_q, seqlen_k):
@@ -93,7 +99,7 @@ def tiles(problem: Problem, device: torch.device) -> Iterator[Tile]:
     row = problem.group * seqlen_k
     step_rows = min(seqlen_q, max(-(-_LEAST_ROWS // problem.group), size // row))
     step_heads = max(1, size // (row * step_rows))
-    for rows, keys, whole in _strips(problem.mask, seqlen_q, seqlen_k, step_rows):
+    for rows, keys, whole in _strips(problem.mask, seqlen_q, seqlen_k, step_rows, every=every):
         hidden = None if whole else sight.hidden(problem, rows, keys, device)
         for head in range(0, heads, step_heads):
             yield Tile(slice(head, min(heads, head + step_heads)), rows, keys, hidden)
@@ -101,7 +107,7 @@ def tiles(problem: Problem, device: torch.device) -> Iterator[Tile]:
 
 @functools.lru_cache(maxsize=8)
 def _strips(
-    mask: Mask, seqlen_q: int, seqlen_k: int, step: int
+    mask: Mask, seqlen_q: int, seqlen_k: int, step: int, *, every: bool
 ) -> tuple[tuple[slice, slice, bool], ...]:
     """Queries, so many at a time, the keys that they see, and whether each of them sees all."""
     lo, hi = mask.intervals(seqlen_q, seqlen_k)
@@ -112,6 +118,7 @@ def _strips(
         seeing = lo[rows] < hi[rows]
         if seeing.any():
             first, last = int(lo[rows][seeing].min()), int(hi[rows][seeing].max())
+            first, last = (0, seqlen_k) if every else (first, last)
             found.append((rows, slice(first, last), not (seen[rows] < last - first).any()))
     return tuple(found)
 

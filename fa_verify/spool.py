@@ -15,7 +15,7 @@ import msgspec
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Argument", "Launch", "Running", "Spool", "read"]
+__all__ = ["Argument", "Launch", "Running", "Spool", "launched", "read"]
 
 
 class Argument(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,3 +106,9 @@ def read(folder: Path, process: int | None) -> Running:
         return msgspec.json.decode((folder / f"{process}.json").read_bytes(), type=Running)
     except (OSError, msgspec.DecodeError):
         return Running()
+
+
+def launched(folder: Path, at: tuple[str, ...]) -> bool:
+    """Whether a process that is, or was last, at this target, case and setup had a launch."""
+    found = [read(folder, int(file.stem)) for file in folder.glob("*.json")]
+    return any(x.launch is not None for x in found if (x.target, x.case, x.setup) == at)

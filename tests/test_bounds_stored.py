@@ -147,6 +147,37 @@ def test_a_dp_that_overflows_says_nothing():
     assert judged.verdict == "inconclusive", judged.failures
 
 
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("sinks", ["low", "normal"])
+def test_what_ds_misses_zero_by_goes_to_the_maximum_beside_a_sink(sinks, dtype):
+    """Here dP is nearly the same for all keys, so that P's roundings are most of what dS is off."""
+    text = (
+        f"h=20/1 s=13x13 d=112 dtype={dtype} mask=causal sinks=1 qk.values=zeros v.values=offset "
+        f"do.values=ones sinks.values={sinks} seed=700166724"
+    )
+    judged = _judged(_loaded("eager.py:eager_sinks"), text)
+    assert judged.verdict == "pass", judged.failures
+
+
+@pytest.mark.parametrize(
+    ("of", "factor", "verdict"),
+    [("q", 1.0, "pass"), ("q", 0.9, "fail"), ("sinks", 1.0, "pass"), ("sinks", 0.5, "fail")],
+)
+def test_a_wrong_gradient_beside_a_sink_is_found(of, factor, verdict):
+    kernel = _loaded("eager.py:eager_sinks")
+
+    def forward(problem, q, k, v, sinks):
+        x = {"q": q, "sinks": sinks}[of]
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * factor)
+        return kernel.forward(problem, q, k, v, sinks=sinks)
+
+    wrong = dataclasses.replace(kernel, forward=forward)
+    judged = _judged(wrong, "h=2/2 s=20x60 d=32 sinks=1 dtype=float16 logits=0.3")
+    assert judged.verdict == verdict
+    assert all(x.title.startswith(f"d{of} outside") for x in judged.failures)
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_what_is_prescaled_is_read_in_tf32_by_the_backward_pass(wrong):
     """Not what tf32 makes of q and k, times the root of the scale; (B5)."""

@@ -52,15 +52,19 @@ def test_a_right_mask_fails_nothing():
 
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize(("size", "open_rows"), [(3.0, 0), (300.0, 1)])
-def test_of_rows_whose_hidden_keys_may_count_the_bound_says_nothing(added, size, open_rows):
-    """And of the others all that it says without."""
-    problem = Problem(seqlen_q=40, seqlen_k=48, head_dim=32, head_dim_v=8, mask=Mask(causal=True))
+@pytest.mark.parametrize(("seqlen_q", "alignment"), [(40, "bottom-right"), (9, "top-left")])
+def test_of_rows_whose_hidden_keys_may_count_the_bound_says_nothing(
+    added, size, open_rows, seqlen_q, alignment
+):
+    """And of the others all that it says without; of 48 keys the last 39 may be hidden to all."""
+    mask = Mask(causal=True, alignment=alignment)
+    problem = Problem(seqlen_q=seqlen_q, seqlen_k=48, head_dim=32, head_dim_v=8, mask=mask)
     random = torch.Generator().manual_seed(3)
     shapes = problem.shape_q, problem.shape_k, problem.shape_v
     q, k, v = (torch.randn(shape, generator=random).half() for shape in shapes)
     q *= size
     logits = q.double() @ k.double().mT * problem.scale
-    hidden = ~torch.from_numpy(problem.mask.allowed(40, 48))
+    hidden = ~torch.from_numpy(problem.mask.allowed(seqlen_q, 48))
     lowered = logits - 400.0 if added else torch.full_like(logits, -400.0)
     o = torch.where(hidden, lowered, logits).softmax(-1) @ v.double()
     finite, plain = (

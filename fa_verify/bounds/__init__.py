@@ -221,7 +221,7 @@ def _further(model: Model, given: Inputs, rows: Rows, found: Backward) -> Iterat
             name="dbias", reference=exact, bound=bound, out=model.out, shape=problem.shape_bias
         )
     if given.terms.sinks is not None:
-        exact, bound = sink_gradient(model, given, rows, given.terms.sinks)
+        exact, bound = sink_gradient(model, given, rows, given.terms.sinks, found.sink)
         shape = (problem.heads_q,)
         yield rounded(name="dsinks", reference=exact, bound=bound, out=FLOAT32, shape=shape)
 

@@ -34,6 +34,7 @@ class Backward:
         dbias: Of the bias, in its shape, and its bound; None without one.
         top: At least every h, as tiles take it.
         tile: The one tile, if one holds the whole problem and is small enough to be kept.
+        sink: Error of each row's part of dsinks, as `BackwardTile` has it; None: no more.
     """
 
     dq: Tensor
@@ -45,6 +46,7 @@ class Backward:
     top: float = math.inf
     tile: BackwardTile | None = None
     dbias: tuple[Tensor, Tensor] | None = None
+    sink: Tensor | None = None
 
     def joined(self, other: Backward) -> Backward:
         """Bounds about our values that also hold whatever holds about the other's; (B20)."""
@@ -60,6 +62,7 @@ class Backward:
             wider(self.dk, self.dk_bound, other.dk, other.dk_bound),
             wider(self.dv, self.dv_bound, other.dv, other.dv_bound),
             dbias=self.dbias and other.dbias and (self.dbias[0], wider(*self.dbias, *other.dbias)),
+            sink=None if self.sink is None or other.sink is None else self.sink + other.sink,
         )
 
 
@@ -113,7 +116,8 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
     rounds = any(stored.rounds(model)) or model.halves("")
     kept = None
     bias = BiasGradient.empty(model.problem, given.q) if model.problem.bias else None
-    for tile in tiles(model.problem, given.q.device):
+    sink = torch.zeros_like(rows.lse) if model.arithmetic.eager and model.problem.sinks else None
+    for tile in tiles(model.problem, given.q.device, every=given.overflows(model)):
         block, row = given.block(tile), rows.part(tile.heads, tile.rows)
         part = backward_tile(model, given, row, block, top)
         found = [
@@ -124,6 +128,9 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
         ]
         if bias is not None:
             bias.add(model.problem, tile, part)
+        if sink is not None and part.sink is not None:
+            own = sink[tile.heads, :, tile.rows]
+            own.copy_(part.sink.view_as(own))
         if keeps(model.problem, tile):
             kept, sums = part, [_Sums.only(model, x) for x in found]
             break
@@ -146,7 +153,7 @@ def backward_det(model: Model, given: Inputs, rows: Rows) -> Backward:
     dbias = None if bias is None else bias.bounded(model.problem, _peak_x(given, rows))
     if dbias is not None and rows.no_ds is not None:  # whatever is summed may be NaN
         dbias[1].fill_(torch.inf)
-    return Backward(*exact.every(), *bounds.every(), top, kept, dbias)
+    return Backward(*exact.every(), *bounds.every(), top, kept, dbias, sink)
 
 
 def _finite(exact: _Sums, bounds: _Sums) -> None:

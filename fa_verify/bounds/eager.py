@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.bounds.formats import Cast
-from fa_verify.bounds.model import LARGEST, SLACK, Model
+from fa_verify.bounds.model import LARGEST, SLACK, Model, U
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fa_verify.bounds.beside import Beside
+    from fa_verify.bounds.rows import Rows
 
-__all__ = ["counts", "limit", "of_ds", "of_logits", "of_products", "scores"]
+__all__ = ["counts", "limit", "of_ds", "of_logits", "of_maximum", "of_products", "scores"]
 
 
 def limit(model: Model) -> float:
@@ -82,3 +83,41 @@ def of_ds(model: Model, cast: Cast, high: Tensor, size: Tensor, peak: Tensor) ->
 def scores(model: Model) -> int:
     """How often P is rounded before P V: dropout's factor comes after the first time."""
     return 1 + bool(model.arithmetic.eager and model.problem.dropout)
+
+
+def of_maximum(  # noqa: PLR0917 -- what a tile's P and dS are known by
+    model: Model, rows: Rows, sink: Tensor, p: Tensor, h: Tensor, ds: Tensor, error: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the maximum that is subtracted beside a sink passes on: all that dS misses 0 by.
+
+    Args:
+        model: Coefficients.
+        rows: Row statistics of the tile, (heads, rows).
+        sink: Of each row, likewise.
+        p: P, (heads, rows, keys), as are those that follow.
+        h: Error of its exponent.
+        ds: dS without the scale or a softcap's slope.
+        error: Of that.
+
+    Returns:
+        The error of dS that this adds, (heads, rows, keys), and of the sink's own, (heads, rows),
+        with that of its exponent.
+    """
+    cast, high = Cast(model.out), ds.abs() + error
+    x, none = p.log(), sink.isneginf()
+    below = sink - rows.lse
+    largest = x.amax(-1) if p.shape[-1] else torch.full_like(below, -torch.inf)
+    lse_error = 0.0 if rows.lse_error is None else rows.lse_error
+    own = 3 * cast.unit * (sink.abs() + (largest + rows.lse).abs().nan_to_num(posinf=0.0))
+    most = (below + SLACK * own + lse_error).exp()
+    off = most * (rows.delta.abs() + rows.delta_error) * -(-SLACK * own - lse_error).expm1()
+    off = (off + most * rows.delta_error).masked_fill(none, 0.0)
+    # dS adds up to 0. Each is off and rounded, then the sum is; in float32 it is added up.
+    missed = (error + (cast.unit + U * (p.shape[-1] + 1)) * high + cast.tiny).sum(-1)
+    missed = missed + off + cast.unit * most.masked_fill(none, 0.0) * rows.delta.abs() + cast.tiny
+    missed = SLACK * (1 + 4 * cast.unit) * missed + 2 * cast.tiny
+    # The maximum may be whichever is not surely below another.
+    least = torch.maximum((x - h).nan_to_num(nan=-torch.inf).amax(-1), below - own)
+    could = (x + h >= least.unsqueeze(-1)) & (p > 0)
+    moved = torch.where(could, missed.unsqueeze(-1) + 2 * cast.unit * high, 0.0)
+    return moved, off + torch.where(below + own >= least, missed, 0.0)

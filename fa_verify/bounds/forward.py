@@ -49,7 +49,7 @@ class Forward:
 def forward_det(model: Model, given: Inputs) -> Forward:
     """Bound o and lse of every row."""
     problem, top, result = model.problem, reach(model, given), None
-    for tile in tiles(problem, given.q.device):
+    for tile in tiles(problem, given.q.device, every=given.overflows(model)):
         kept = keeps(problem, tile)
         part = forward_tile(model, given, given.block(tile), top, parts=kept)
         if kept:

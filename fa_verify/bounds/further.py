@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fa_verify.problem import Problem
     from fa_verify.sight import Tile
 
-__all__ = ["BiasGradient", "sink_gradient"]
+__all__ = ["BiasGradient", "sink_gradient", "stored_logits"]
 
 
 def _gamma(terms: int) -> float:
@@ -67,8 +67,28 @@ class BiasGradient:
         return self.exact.masked_fill(unknown, 0.0), bound.masked_fill_(unknown, torch.inf)
 
 
-def sink_gradient(model: Model, given: Inputs, rows: Rows, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of the sinks, (heads_q,), and its bound before rounding; (B65)."""
+def stored_logits(model: Model, exact: Tensor, off: Tensor) -> Tensor:
+    """Error of the logits' gradient, as dS or after its cast; (B64)."""
+    cast, high = model.ds, exact.abs() + off
+    if model.arithmetic.gqa_dtype == "input":  # autograd's, of a bias that is repeated; (B73)
+        cast = Cast(model.out)
+    if cast is None:
+        return off
+    return off + cast.error(high).masked_fill_(~(high < cast.format.overflow), torch.inf)  # (B9)
+
+
+def sink_gradient(
+    model: Model, given: Inputs, rows: Rows, sinks: Tensor, beside: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the sinks, (heads_q,), and its bound before rounding; (B65).
+
+    Args:
+        model: Coefficients.
+        given: The operands.
+        rows: Row statistics.
+        sinks: (heads_q,).
+        beside: Further error of each row's part, shaped as the statistics; (B74).
+    """
     problem = model.problem
     shape = (problem.batch, problem.heads_q, problem.seqlen_q)
     lse, delta, delta_error = (x.reshape(shape) for x in (rows.lse, rows.delta, rows.delta_error))
@@ -91,6 +111,8 @@ def sink_gradient(model: Model, given: Inputs, rows: Rows, sinks: Tensor) -> tup
     lost = 3 * model.out.unit_roundoff if model.arithmetic.eager else 0.0
     if lost:  # P, dS and the sum; (B74)
         error += lost * size + 3 * Cast(model.out).tiny * (1 + delta.abs())
+    if beside is not None:
+        error += beside.reshape(shape)
     bound = SLACK * (error + _gamma(terms) * size).sum((0, 2))
     bound += terms * FLUSH * (1.0 + delta.abs().amax() if delta.numel() else 1.0)
     bound.nan_to_num_(nan=torch.inf, posinf=torch.inf)

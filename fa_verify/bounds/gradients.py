@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from fa_verify.bounds import eager
-from fa_verify.bounds.formats import Cast
+from fa_verify.bounds.further import stored_logits
 from fa_verify.bounds.inputs import SMALL, Block, Inputs, expm1_bound, spread
 from fa_verify.bounds.model import LARGEST, SLACK, Model, U
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fa_verify.bounds.formats import Cast
     from fa_verify.bounds.rows import Rows
 
 __all__ = ["BackwardTile", "backward_tile", "splits"]
@@ -40,6 +41,7 @@ class BackwardTile:
         ds_off: How far dS may be, with the scale.
         logits: The gradient of the logits after the softcap, exact, and how far it may be as it
             is summed for the gradient of a bias; None without a bias.
+        sink: How much further off than elsewhere a sink's own dS may be, (heads, rows); None: none.
     """
 
     p: Tensor
@@ -55,6 +57,7 @@ class BackwardTile:
     p_off: Tensor
     ds_off: Tensor
     logits: tuple[Tensor, Tensor] | None = None
+    sink: Tensor | None = None
 
 
 def splits(model: Model, rows: Rows) -> bool:
@@ -99,7 +102,7 @@ def backward_tile(
     scores = _scores(model, rows, block, near)
     logits = None
     if model.problem.bias:
-        logits = (scores.logits.clone(), _of_logits(model, scores))
+        logits = (scores.logits.clone(), stored_logits(model, scores.logits, scores.off))
     total = ds_off = scores.error * model.scale
     high = scores.size * model.scale
     ds_cast = None if model.ds is None else _ds_cast(model, model.ds, high, scores)
@@ -116,7 +119,7 @@ def backward_tile(
     ds = scores.ds.mul_(model.problem.scale)
     return BackwardTile(
         *(near.p, dropped, ds, scores.slope, for_v, for_q, for_k, p_cast, ds_cast, high, p_off),
-        *(ds_off, logits),
+        *(ds_off, logits, scores.sink),
     )
 
 
@@ -130,17 +133,6 @@ def _dropped(
         cast = cast * (weights > 0)
         loss += cast
     return torch.add(loss, near.near * weights + loss, alpha=accumulate), cast
-
-
-def _of_logits(model: Model, scores: _Scores) -> Tensor:
-    """Error of the logits' gradient, as dS or after its cast; (B64)."""
-    cast, high = model.ds, scores.logits.abs() + scores.off
-    if model.arithmetic.gqa_dtype == "input":  # autograd's, of a bias that is repeated; (B73)
-        cast = Cast(model.out)
-    if cast is None:
-        return scores.off
-    error = cast.error(high).masked_fill_(~(high < cast.format.overflow), torch.inf)  # (B9)
-    return scores.off + error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -215,6 +207,7 @@ class _Scores:
         size: |dS| + error.
         logits: dS without softcap's slope, exact; where there is none, ds itself.
         off: Error of that.
+        sink: As in `BackwardTile`.
     """
 
     ds: Tensor
@@ -224,6 +217,7 @@ class _Scores:
     size: Tensor
     logits: Tensor
     off: Tensor
+    sink: Tensor | None
 
 
 def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Scores:
@@ -259,9 +253,13 @@ def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Sc
             shared = shared * rows.lse_error.unsqueeze(-1).exp().to(work)
         error.add_(column)
     total = torch.addcmul(near.gain * size_x, near.high, error)
-    size = ds.abs().to(work)
+    size, of_sink = ds.abs().to(work), None
+    if model.arithmetic.eager and block.beside.sink is not None:
+        moved, of_sink = eager.of_maximum(model, rows, block.beside.sink, near.p, near.h, ds, total)
+        total = total + moved
+        shared = None if shared is None else shared + moved
     if near.t is None:
-        return _Scores(ds, None, total, shared, size.add_(total), ds, total)
+        return _Scores(ds, None, total, shared, size.add_(total), ds, total, of_sink)
     before, off = ds.clone() if model.problem.bias else ds, total
     slope = 1.0 - near.t * near.t
     flat = slope.to(work)
@@ -271,7 +269,7 @@ def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Sc
     total = total * flat + extra
     shared = None if shared is None else shared * flat + extra
     size = size * flat + total
-    return _Scores(ds.mul_(slope), slope, total, shared, size, before, off)
+    return _Scores(ds.mul_(slope), slope, total, shared, size, before, off, of_sink)
 
 
 def _alike(first: float, second: float, cast: Cast | None) -> bool:

@@ -168,8 +168,9 @@ class Inputs:
 
     def block(self, tile: Tile) -> Block:
         """The operands of one tile, the group's rows one head after the other."""
-        beside, hidden = (self.whole or [self._around(tile)])[0]
-        if not self.whole and keeps(self.problem, tile):
+        kept = keeps(self.problem, tile)
+        beside, hidden = self.whole[0] if self.whole and kept else self._around(tile)
+        if not self.whole and kept:
             self.whole.append((beside, hidden))
         return Block(
             self.q[tile.heads, :, tile.rows].flatten(1, 2),

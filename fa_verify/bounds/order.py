@@ -82,7 +82,7 @@ def _sizes(model: Model, given: Inputs, rows: Rows) -> Tensor:
     """At least the sum of the sizes of the partial products, (heads, group, rows, head_dim)."""
     top = reach(model, given, rows)
     terms = torch.zeros_like(given.q)
-    for tile in tiles(model.problem, given.q.device):
+    for tile in tiles(model.problem, given.q.device, every=given.overflows(model)):
         block = given.block(tile)
         part = backward_tile(model, given, rows.part(tile.heads, tile.rows), block, top)
         k = block.k.abs()

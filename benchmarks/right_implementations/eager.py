@@ -19,7 +19,14 @@ from .emulation import BIAS, WORK, keep
 torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
-__all__ = ["eager", "eager_prescaled_q", "eager_sinks", "eager_upcast", "sdpa_math_reduced"]
+__all__ = [
+    "eager",
+    "eager_prescaled_q",
+    "eager_sinks",
+    "eager_stored",
+    "eager_upcast",
+    "sdpa_math_reduced",
+]
 
 
 def _hidden(problem, device):
@@ -31,22 +38,40 @@ def _repeated(problem, x):
     return x.repeat_interleave(problem.group, 1) if problem.group > 1 else x
 
 
-def _forward(problem, q, k, v, *, first=False, up=False, **terms):
+def _forward(problem, q, k, v, *, first=False, up=False, stored=False, **terms):
     """O alone: such attention has no lse.
 
     The scale multiplies q ("first") or the logits; softmax's result is float32 ("up") and then
-    cast, or the inputs' dtype.
+    cast, or the inputs' dtype; its backward pass is `_StoredProducts` ("stored").
     """
     q = q * problem.scale if first else q
     s = q @ _repeated(problem, k).mT
     s = s if first else s * problem.scale
     if problem.softcap:
         s = torch.tanh(s / problem.softcap) * problem.softcap
-    p = _softmax(problem, s, up, **terms)
+    p = _softmax(problem, s, up, stored=stored, **terms)
     return Outputs(p @ _repeated(problem, v))
 
 
-def _softmax(problem, s, up, bias=None, alibi_slopes=None, sinks=None, dropout_seed=None):
+class _StoredProducts(torch.autograd.Function):
+    """Softmax as PyTorch has it on GPUs, whose backward pass stores P dP in the inputs' dtype."""
+
+    @staticmethod
+    def forward(ctx, s):
+        p = torch.softmax(s, -1)
+        ctx.save_for_backward(p)
+        return p
+
+    @staticmethod
+    def backward(ctx, dp):
+        (p,) = ctx.saved_tensors
+        products = (p * dp).float()
+        return (products - p.float() * products.sum(-1, keepdim=True)).to(p.dtype)
+
+
+def _softmax(
+    problem, s, up, *, stored=False, bias=None, alibi_slopes=None, sinks=None, dropout_seed=None
+):
     if bias is not None:
         s = s + bias
     if alibi_slopes is not None:
@@ -58,7 +83,10 @@ def _softmax(problem, s, up, bias=None, alibi_slopes=None, sinks=None, dropout_s
         column = sinks.to(s.dtype)[None, :, None, None].expand(*s.shape[:3], 1)
         s = torch.cat((s, column), -1)
         s = s - s.amax(-1, keepdim=True)
-    p = torch.softmax(s, -1, dtype=torch.float32 if up else None).to(s.dtype)
+    if stored:
+        p = _StoredProducts.apply(s)
+    else:
+        p = torch.softmax(s, -1, dtype=torch.float32 if up else None).to(s.dtype)
     p = p if sinks is None else p[..., :-1]
     if dropout_seed is None:
         return p
@@ -114,6 +142,9 @@ _EAGER = Arithmetic(eager=True)
 eager = _kernel("eager", _forward, _EAGER, softcap=True, bias=BIAS, alibi=True, dropout=True)
 eager_upcast = _kernel(
     "eager_upcast", functools.partial(_forward, up=True), _EAGER, softcap=True, bias=BIAS
+)
+eager_stored = _kernel(
+    "eager_stored", functools.partial(_forward, stored=True), _EAGER, sinks=True, bias=BIAS
 )
 eager_sinks = _kernel("eager_sinks", _forward, _EAGER, sinks=True, bias=BIAS)
 eager_prescaled_q = _kernel(

@@ -55,8 +55,8 @@ def of_products(known: Iterable[tuple[Model, Inputs]], lse: Seen) -> Seen:
 
 
 def _stored(model: Model, size: Tensor, most: Tensor) -> Tensor:
-    """What P and dP lose as they are stored: P once, dP once or twice; (B74)."""
-    count = 2 + bool(model.problem.dropout)
+    """What P, dP and their product lose as they are stored, dP once or twice; (B74)."""
+    count = 3 + bool(model.problem.dropout)
     lost = model.out.unit_roundoff * size + Cast(model.out).tiny * model.kept * most
     return (1.1 * count) * lost
 

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from fa_verify.bounds.beside import Beside
     from fa_verify.bounds.rows import Rows
 
-__all__ = ["counts", "limit", "of_ds", "of_logits", "of_maximum", "of_products", "scores"]
+__all__ = [
+    "counts",
+    "limit",
+    "of_ds",
+    "of_logits",
+    "of_maximum",
+    "of_product",
+    "of_products",
+    "scores",
+]
 
 
 def limit(model: Model) -> float:
@@ -60,6 +69,11 @@ def of_products(model: Model, high: Tensor) -> Tensor:
     """Error of dP, which is rounded, and once more by dropout, with ``high`` at least its size."""
     count, out = 1 + bool(model.problem.dropout), model.out
     return SLACK * count * (out.unit_roundoff * high + Cast(out).tiny * model.kept)
+
+
+def of_product(model: Model, p: Tensor, size: Tensor) -> Tensor:
+    """Error of P dP, which a GPU rounds before P delta is subtracted; of what is at least each."""
+    return SLACK * (model.out.unit_roundoff * p * size + Cast(model.out).tiny)
 
 
 def of_ds(model: Model, cast: Cast, high: Tensor, size: Tensor, peak: Tensor) -> Tensor:

@@ -244,15 +244,17 @@ def _scores(model: Model, rows: Rows, block: Block, near: _Probabilities) -> _Sc
         error.add_(model.half_tiny(model.problem.head_dim_v) * model.kept)  # (B75)
     if not split:
         error.add_(column)
+    apart: Tensor | float = 0.0
     if products is not None:
         error += eager.of_products(model, products + error)
+        apart = eager.of_product(model, near.high, products + error)
     shared = None
     if split:
-        shared = (near.near + near.own) * error + near.own * (size_x + column)
+        shared = (near.near + near.own) * error + near.own * (size_x + column) + apart
         if rows.lse_error is not None:
             shared = shared * rows.lse_error.unsqueeze(-1).exp().to(work)
         error.add_(column)
-    total = torch.addcmul(near.gain * size_x, near.high, error)
+    total = torch.addcmul(near.gain * size_x + apart, near.high, error)
     size, of_sink = ds.abs().to(work), None
     if model.arithmetic.eager and block.beside.sink is not None:
         moved, of_sink = eager.of_maximum(model, rows, block.beside.sink, near.p, near.h, ds, total)

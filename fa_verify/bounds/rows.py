@@ -131,8 +131,9 @@ def row_statistics(  # noqa: PLR0917
     if unsure is not None:
         own += unsure + unsure * model.ieee_dot(problem.head_dim_v)
     delta_error = (size * own).sum(-1)
-    if arithmetic.eager:  # of each dP; (B74)
-        delta_error = delta_error + 3 * Cast(model.out).tiny * model.kept
+    if arithmetic.eager:  # of each dP, and of each P dP; (B74)
+        tiny = SLACK * Cast(model.out).tiny
+        delta_error = delta_error + (3 * model.kept + problem.seqlen_k) * tiny
     if arithmetic.delta_from_p_dp and model.halves(""):  # likewise; (B75)
         delta_error = delta_error + 2 * model.half_tiny(problem.head_dim_v) * model.kept
     lse3, lse_error = lse.value, lse.error

@@ -25,7 +25,7 @@ from fa_verify.masks import FULL, Mask
 from fa_verify.problem import TERMS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from fa_verify.capabilities import Capabilities
     from fa_verify.problem import Problem
@@ -56,6 +56,7 @@ def cases(
     backward: bool | None = None,
     dtype: str | None = None,
     max_elements: int | None = None,
+    forms: Sequence[str] = (),
 ) -> st.SearchStrategy[Case]:
     """Cases of the default distribution that a kernel takes; they shrink to a minimal shape.
 
@@ -64,12 +65,14 @@ def cases(
         backward: Always or never a backward pass; None: as the distribution has it.
         dtype: Only this dtype.
         max_elements: Most batch * heads_q * seqlen_q * seqlen_k.
+        forms: Where compiling is dear: seeds of what a kernel is compiled for, as
+            `distribution.forms` chooses them; but for what is reduced, cases are of one of them.
 
     Raises:
         InvalidInputError: Nothing is left to draw.
     """
     space = Space.of(capabilities, dtype=dtype, backward=backward, max_elements=max_elements)
-    decode = functools.partial(_decode, space, keep_backward=backward is True)
+    decode = functools.partial(_decode, space, tuple(forms), keep_backward=backward is True)
     # One choice of fixed size: Hypothesis then neither mixes parts of two examples nor prefers
     # small numbers, either of which would bend the distribution.
     return st.binary(min_size=_SIZE, max_size=_SIZE).map(decode)
@@ -86,7 +89,7 @@ def problems(
     return drawn.map(lambda case: case.problem)
 
 
-def _decode(space: Space, data: bytes, *, keep_backward: bool) -> Case:
+def _decode(space: Space, forms: tuple[str, ...], data: bytes, *, keep_backward: bool) -> Case:
     """The case that the bytes stand for."""
     source = iter(data)
     caps = {name: sum(next(source) * digit for digit in _DIGITS) for name in _LENGTHS}
@@ -95,7 +98,8 @@ def _decode(space: Space, data: bytes, *, keep_backward: bool) -> Case:
     if keep_backward:
         simple.discard("backward")
     seed = int.from_bytes(bytes(source), "big")
-    full = sample(random.Random(seed), space)  # noqa: S311 - reproducible, not secret
+    form = f"form {forms[seed % len(forms)]}" if forms else None
+    full = sample(random.Random(seed), space, form=form)  # noqa: S311 - reproducible, not secret
     case = _capped(_simplified(full, simple, space), caps, space)
     if not _accepted(case, space):
         reject()

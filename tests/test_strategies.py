@@ -64,6 +64,23 @@ def drawn(request):
     return [case for start in range(10) for case in _yielded(cases(), 200, start)]
 
 
+def test_where_compiling_is_dear_cases_are_of_few_forms():
+    """Reduced ones apart; without forms nearly each is of its own."""
+    seeds = distribution.forms(5, 3, dtype="float16")
+
+    def kind(case):
+        p = case.problem
+        orders = p.layout_q.order, p.layout_k.order, p.layout_v.order
+        return p.dtype, p.head_dim, p.head_dim_v, bool(p.softcap), p.bias, p.alibi, p.sinks, orders
+
+    of_forms, usual = (
+        collections.Counter(map(kind, _yielded(cases(dtype="float16", forms=forms), 400)))
+        for forms in (seeds, ())
+    )
+    assert sum(count for _, count in of_forms.most_common(3)) > 350
+    assert len(usual) > 100
+
+
 def _share(drawn, predicate):
     return sum(map(predicate, drawn)) / len(drawn)
 

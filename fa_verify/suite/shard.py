@@ -12,7 +12,7 @@ from hypothesis.errors import Flaky
 from fa_verify.backends.base import Setup
 from fa_verify.capabilities import Capabilities
 from fa_verify.case import Case
-from fa_verify.distribution import work
+from fa_verify.distribution import forms, work
 from fa_verify.neighbours import around
 from fa_verify.record import CaseRecord, Shrunk
 from fa_verify.strategies import cases, shrink
@@ -31,6 +31,9 @@ __all__ = ["Shard", "parameters"]
 
 _SHARDS = 2  # of each kernel, dtype and pass: one kernel with gradients fills twelve workers
 _CLIMB = 6  # one case in so many belongs to the search for larger errors
+# Cases for each form that a shard has compiled on a card, where one takes as long as dozens of cases:
+# twelve shards of three have more than `campaign.cases.CUDA_FORMS`.
+_OF_A_FORM, _FORMS = 12, 3
 _CHEAP = 1 << 25  # most work of the case that such a search starts from: it runs it over and over
 _HIGHEST = 1e6  # err/bound; Hypothesis climbs finite numbers only
 _SHRINK_SECONDS = 20.0
@@ -137,7 +140,9 @@ class Shard:
             max_examples=self.examples - self.examples // _CLIMB,
             phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
         )
-        @hypothesis.given(cases(self.kernel.takes, dtype=self.dtype, backward=self.backward))
+        @hypothesis.given(
+            cases(self.kernel.takes, dtype=self.dtype, backward=self.backward, forms=self._forms())
+        )
         def probe(case: Case) -> None:
             self._verify(case)
 
@@ -169,7 +174,7 @@ class Shard:
         examples, start = self.examples // _CLIMB, self._start
         if not examples or start is None:
             return None
-        setup = self._setup(self._drawn + self.index)
+        setup = self._setup(self._config())
 
         @hypothesis.seed(self._seed())
         @hypothesis.settings(
@@ -228,6 +233,18 @@ class Shard:
             report_multiple_bugs=False,
         )
 
+    def _forms(self) -> tuple[str, ...]:
+        """What cases on a card are compiled for; none on the CPU, where all forms are free."""
+        if self.backend_name != "cuda":
+            return ()
+        count = min(_FORMS, -(-self.examples // _OF_A_FORM))
+        return forms(self._seed(), count, self.kernel.takes, dtype=self.dtype)
+
+    def _config(self) -> int:
+        """The configuration of the next case; of all of a shard's on a card."""
+        scattered = self._seed() % 840  # a multiple of every number of configurations up to 8
+        return scattered if self.backend_name == "cuda" else self._drawn + self.index
+
     def _setup(self, config: int) -> Setup:
         model = "hopper" if self.backend_name == "cpu" else "hardware"
         return Setup(backend=self.backend_name, config=config, float_model=model)
@@ -239,7 +256,7 @@ class Shard:
     def _verify(self, case: Case) -> None:
         failed = self._failed
         searching = failed is not None
-        config = self._drawn + self.index if failed is None else Setup.parse(failed.setup).config
+        config = self._config() if failed is None else Setup.parse(failed.setup).config
         setup = self._setup(config)
         record = verify(
             case, self.kernel, setup, self.backend, independent=not searching, explain=False

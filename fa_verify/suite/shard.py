@@ -31,7 +31,7 @@ __all__ = ["Shard", "parameters"]
 
 _SHARDS = 2  # of each kernel, dtype and pass: one kernel with gradients fills twelve workers
 _CLIMB = 6  # one case in so many belongs to the search for larger errors
-# Cases for each form that a shard has compiled on a card, where one takes as long as dozens of cases:
+# Cases for each form that a shard has compiled on a card, where one takes as long as many cases do:
 # twelve shards of three have more than `campaign.cases.CUDA_FORMS`.
 _OF_A_FORM, _FORMS = 12, 3
 _CHEAP = 1 << 25  # most work of the case that such a search starts from: it runs it over and over

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["InvalidInputError", "KernelLoadError", "UnsupportedProblemError", "UnwritableError"]
+__all__ = [
+    "InvalidInputError",
+    "KernelLoadError",
+    "ResultError",
+    "UnsupportedProblemError",
+    "UnwritableError",
+]
 
 
 class InvalidInputError(ValueError):
@@ -19,3 +25,7 @@ class KernelLoadError(Exception):
 
 class UnsupportedProblemError(Exception):
     """Raised by a kernel's launcher for a problem it does not take; the verdict: `unsupported`."""
+
+
+class ResultError(TypeError):
+    """A launcher returned what is no result, which does not say that it takes no such problem."""

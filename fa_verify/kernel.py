@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["Grads", "Kernel", "Outputs"]
 
 
+# What is drawn for who declares nothing, without a backward pass.
+_FORWARD = Capabilities(
+    dot_precisions=("ieee", "tf32", "tf32x3"),
+    head_dims_v=range(1, 257),
+    window=True,
+    softcap=True,
+    backward=False,
+)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outputs:
     """What a forward pass returns.
@@ -96,7 +106,10 @@ class Kernel:
     @property
     def takes(self) -> Capabilities | None:
         """What cases to draw: those declared, or else those that its signature can express."""
-        return self.capabilities or self.expressible
+        found = self.capabilities or self.expressible
+        if self.backward is not None or (found is not None and not found.backward):
+            return found
+        return _FORWARD if found is None else dataclasses.replace(found, backward=False)
 
     def __post_init__(self) -> None:
         """Reject what cannot be run."""

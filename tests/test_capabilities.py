@@ -1,5 +1,6 @@
 import pytest
 
+from fa_verify import distribution
 from fa_verify.arithmetic import Arithmetic
 from fa_verify.capabilities import Capabilities
 from fa_verify.errors import InvalidInputError
@@ -153,3 +154,19 @@ def test_arithmetic_that_no_bound_is_derived_from_is_refused(fields, said):
 def test_a_kernel_of_other_things_is_refused(fields, said):
     with pytest.raises(InvalidInputError, match=said):
         Kernel(**{"name": "k", "forward": print} | fields)
+
+
+@pytest.mark.parametrize("declared", [None, Capabilities(window=True)])
+def test_a_kernel_without_a_backward_pass_is_asked_for_none(declared):
+    """And for all else that it would be asked for with one."""
+    without, with_one = (
+        Kernel(name="k", forward=print, backward=backward, capabilities=declared)
+        for backward in (None, "autograd")
+    )
+    cases, others = (distribution.draw(2, 200, kernel.takes) for kernel in (without, with_one))
+    assert not any(case.backward for case in cases)
+    assert sum(case.backward for case in others) > 50
+    masks, of_others = ({str(x.problem.mask) for x in drawn} for drawn in (cases, others))
+    assert len(masks) > 0.7 * len(of_others)
+    assert any(x.problem.softcap for x in cases) == any(x.problem.softcap for x in others)
+    assert {x.problem.dot_precision for x in cases} == {x.problem.dot_precision for x in others}

@@ -15,6 +15,7 @@ from fa_verify.backends.cpu import CpuBackend
 from fa_verify.case import Case
 from fa_verify.checks import contract
 from fa_verify.trial import Trial
+from fa_verify.verify import verify
 
 Q = torch.zeros(1, 1, 4, 16)
 CASE = Case.parse("pass=fwd s=4x4 d=16 dtype=float32 seed=0")
@@ -106,8 +107,15 @@ def test_a_right_kernel_raises_nothing():
 )
 def test_outputs_that_nobody_can_look_at_are_the_kernels_fault(o, said):
     (found,) = failures(lambda *args: o(right(*args).o))
-    assert found.title == "forward raised TypeError"
+    assert found.title == "forward raised ResultError"
     assert said in found.message
+
+
+def test_a_forgotten_return_is_a_fault_of_a_kernel_that_declares_nothing():
+    """Its other errors may say that it does not take the problem."""
+    judged = verify(CASE, Kernel(name="k", forward=lambda *_: None), Setup(), CpuBackend())
+    assert judged.verdict == "fail"
+    assert "forward returned NoneType: it must return Outputs" in judged.failures[0].message
 
 
 @pytest.mark.parametrize(
@@ -122,5 +130,5 @@ def test_gradients_that_are_none_are_the_kernels_fault(grads, said):
     kernel = Kernel(name="k", forward=right, backward=lambda *_: grads)
     case = Case.parse(str(CASE).replace("pass=fwd", "pass=bwd"))
     (found,) = contract.check(Trial(kernel, case, Setup(), CpuBackend()))
-    assert found.title == "backward raised TypeError"
+    assert found.title == "backward raised ResultError"
     assert said in found.message

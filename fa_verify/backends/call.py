@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fa_verify.backends.raised import innermost, place
-from fa_verify.errors import UnsupportedProblemError
+from fa_verify.errors import ResultError, UnsupportedProblemError
 from fa_verify.kernel import Grads, Outputs
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def call(
             if isinstance(outputs, Outputs):
                 what = f"a result of type {type(outputs.o).__name__}"
             msg = f"forward returned {what}: it must return Outputs(o, lse=None), o a tensor"
-            raise TypeError(msg)  # noqa: TRY301 - reported like any other fault of the kernel
+            raise ResultError(msg)  # noqa: TRY301 - reported like any other fault of the kernel
         _check_dense({"o": outputs.o, "lse": outputs.lse})
         called.outputs = _logical(kernel, outputs)
         if not backward:
@@ -122,7 +122,7 @@ def _check_gradients(grads: object) -> None:
             what = f"{name} of type {type(found).__name__}"
     if what:
         msg = f"backward returned {what}: it must return Grads(dq, dk, dv), each a tensor"
-        raise TypeError(msg)
+        raise ResultError(msg)
     _check_dense({name: getattr(grads, name) for name in ("dq", "dk", "dv", "dbias", "dsinks")})
 
 
@@ -132,7 +132,7 @@ def _check_dense(results: Mapping[str, object]) -> None:
         if isinstance(x, torch.Tensor) and (x.layout != torch.strided or x.is_meta):
             what = f"layout={x.layout}" if x.layout != torch.strided else "device='meta'"
             msg = f"{name}: {what}; it must be a dense tensor with elements"
-            raise TypeError(msg)
+            raise ResultError(msg)
 
 
 def _autograd(

@@ -19,8 +19,9 @@ class Knobs:
         softcap: Whether a softcap is applied; cap_divides: whether its argument is divided by it;
             scale_after_cap: the scale follows it; tanh_overflows: its tanh is NaN at large logits.
         bias_before_cap: Whether a bias is added before the softcap; sink_rescales_acc: whether acc
-            is rescaled for a sink; sink_in_maximum: whether a sink enters m; sink_in_sum: whether
-            it enters l; l_of_kept: l sums what dropout keeps.
+            is rescaled for a sink; sink_in_maximum: whether a sink enters m; guarded_sink: whether
+            an m of -inf is then taken for 0; sink_in_sum: whether it enters l; l_of_kept: l sums
+            what dropout keeps.
         shift: Keys by which the diagonal is moved; likewise left and right, the window's ends.
         masked: Whether the mask is applied at all.
         hidden_logit: Logit of the keys that the mask hides, where it is not -inf.
@@ -82,6 +83,7 @@ class Knobs:
     sink_rescales_acc: bool = True
     sink_in_maximum: bool = True
     sink_in_sum: bool = True
+    guarded_sink: bool = True
     l_of_kept: bool = False
     shift: int = 0
     left: int = 0

@@ -187,7 +187,8 @@ def _with_sink(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sums with one more logit, which has no value."""
     top = torch.maximum(m, sink) if knobs.sink_in_maximum else m
-    origin = torch.where(torch.isinf(top), torch.zeros_like(top), top)
+    no_key = torch.isinf(top) & knobs.guarded_sink
+    origin = torch.where(no_key, torch.zeros_like(top), top)
     rescale = _float32_range(torch.exp(m - origin), _FLUSH)
     if knobs.sink_rescales_acc:
         acc = acc * rescale[..., None]

@@ -77,8 +77,10 @@ def _of_forward(predict: Forward) -> Iterator[_Variant]:
     if right.sinks is not None:
         text = "acc is not rescaled for the sink"
         yield text, right, Knobs(sink_rescales_acc=False)
-        text = "the sink does not enter the running maximum: its exponential overflows"
-        yield text, right, Knobs(sink_in_maximum=False)
+        text = "the sink does not enter the running maximum: "
+        yield f"{text}its exponential overflows", right, Knobs(sink_in_maximum=False)
+        bare = Knobs(sink_in_maximum=False, guarded_sink=False)
+        yield f"{text}rows that see no key compute exp(-inf - -inf)", right, bare
         text = "the sink enters the running maximum, but is not counted in l"
         for guarded in (True, False):  # a kernel may take l = 0 for 1
             yield text, right, Knobs(sink_in_sum=False, empty_by_l=guarded)

@@ -130,7 +130,7 @@ class Pool:
             if isinstance(error, _DEATHS):
                 self._sharing.stop()
                 late = isinstance(error, TimeoutError) and patience == 1.0
-                again = 1.0 if shared else late * self._patience(args)
+                again = 1.0 if shared else self._patience(args) if late else 0.0
                 if again:
                     with contextlib.suppress(RuntimeError):  # the pool has been stopped
                         self._try(future, schedule, args, again)
@@ -210,7 +210,10 @@ class Pool:
         except TimeoutError:
             message = f"no result in {self._timeout + _GRACE:g} s; the worker was killed"
             if self._card and not launched(self._spool, (kernel.target, str(case), str(setup))):
-                message += f", before its first launch, as it was in {_COMPILING:g} times as long"
+                message += (
+                    f", and again after {_COMPILING:g} times as long; it had launched nothing: "
+                    "if it was still being compiled, a longer --timeout lets it end"
+                )
             failure = FailureRecord(check="timeout", title="the kernel hangs", message=message)
         except pebble.ProcessExpired as error:
             faulted = error.exitcode == FAULT

@@ -14,20 +14,26 @@ from fa_verify.spool import Launch, Running, launched
 CASE = Case.parse("pass=fwd s=4x4 d=8 dtype=float32 seed=1")
 
 
+def judged(*, card=False):
+    """The verdict on a kernel that is late by 4 s, with a limit of 2 s, as if on a card or not."""
+    (kernel,) = loader.load("tests/targets/wrong.py:late")
+    workers, setup = Pool(1, timeout=2, memory=1 << 30, cap=False), Setup(backend="cpu")
+    workers._card = card
+    try:
+        record = workers.result(workers.submit(kernel, CASE, setup), kernel, CASE, setup)
+    finally:
+        workers.stop()
+    assert [x.title for x in record.failures] == ["the kernel hangs"] * (record.verdict == "fail")
+    return record.verdict
+
+
 @pytest.mark.parametrize(("load", "verdict"), [(8.0, "pass"), (0.5, "fail")])
 def test_a_case_that_others_keep_waiting_gets_their_time_once_more(load, verdict, monkeypatch):
     """The kernel is late by 4 s; the limit is 2 s, eight times that where eight want one core."""
     monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(pool, "_GRACE", 0.5)
-    (kernel,) = loader.load("tests/targets/wrong.py:late")
-    workers, setup = Pool(1, timeout=2, memory=1 << 30, cap=False), Setup(backend="cpu")
-    try:
-        record = workers.result(workers.submit(kernel, CASE, setup), kernel, CASE, setup)
-    finally:
-        workers.stop()
-    assert record.verdict == verdict, record
-    assert [x.title for x in record.failures] == ["the kernel hangs"] * (verdict == "fail")
+    assert judged() == verdict
 
 
 @pytest.mark.parametrize(("began", "verdict"), [(False, "pass"), (True, "fail")])
@@ -36,15 +42,7 @@ def test_before_its_first_launch_on_a_card_a_case_has_more_time(began, verdict, 
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr(pool, "_GRACE", 0.5)
     monkeypatch.setattr(pool, "launched", lambda *_: began)
-    (kernel,) = loader.load("tests/targets/wrong.py:late")
-    workers, setup = Pool(1, timeout=2, memory=1 << 30, cap=False), Setup(backend="cpu")
-    monkeypatch.setattr(workers, "_card", True)
-    try:
-        record = workers.result(workers.submit(kernel, CASE, setup), kernel, CASE, setup)
-    finally:
-        workers.stop()
-    assert record.verdict == verdict, record
-    assert [x.title for x in record.failures] == ["the kernel hangs"] * (verdict == "fail")
+    assert judged(card=True) == verdict
 
 
 def test_what_was_launched_is_read_from_what_processes_were_at(tmp_path):
